@@ -1,0 +1,53 @@
+//! Which messages this process is handling right now, so that a twin waits instead of running.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio_util::sync::CancellationToken;
+
+use crate::event::MessageKey;
+
+type Messages = Arc<Mutex<HashMap<MessageKey, CancellationToken>>>;
+
+/// Bounded by the deliveries in flight: every entry belongs to one of them.
+#[derive(Default)]
+pub(crate) struct InFlight {
+    messages: Messages,
+}
+
+/// Whether a delivery is the first of its message in this process.
+pub(crate) enum Entered {
+    /// It is; the slot is held until it is dropped.
+    First(Slot),
+    /// Another is at it; the token is cancelled when that one has ended.
+    Twin(CancellationToken),
+}
+
+/// The right to handle one message; dropping it lets the twins go on.
+pub(crate) struct Slot {
+    messages: Messages,
+    key: MessageKey,
+    ended: CancellationToken,
+}
+
+impl InFlight {
+    pub(crate) fn enter(&self, key: MessageKey) -> Entered {
+        let mut messages = self.messages.lock().unwrap_or_else(PoisonError::into_inner);
+        match messages.entry(key) {
+            Entry::Occupied(first) => Entered::Twin(first.get().clone()),
+            Entry::Vacant(vacant) => {
+                let ended = CancellationToken::new();
+                vacant.insert(ended.clone());
+                Entered::First(Slot { messages: Arc::clone(&self.messages), key, ended })
+            }
+        }
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.messages.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.key);
+        self.ended.cancel();
+    }
+}

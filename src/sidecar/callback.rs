@@ -1,0 +1,549 @@
+//! The calls the sidecar makes to us.
+//!
+//! **Invariants**
+//! - [`status_of`] is the only place where an answer is built, from an exhaustive match; the
+//!   protocol's default (0) means SUCCESS, so nothing is ever left to a default.
+//! - `UNIMPLEMENTED` is never answered: the sidecar acknowledges the event and it is gone (dapr
+//!   v1.18.2, `pkg/runtime/subscription/postman/grpc/grpc.go`). DROP is never answered.
+//! - Every delivery is judged in a task of its own, so a cancelled call leaves nothing half done.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use dapr::dapr::proto::common::v1::{InvokeRequest, InvokeResponse};
+use dapr::dapr::proto::runtime::v1 as api;
+use dapr::dapr::proto::runtime::v1::app_callback_alpha_server::AppCallbackAlpha;
+use dapr::dapr::proto::runtime::v1::app_callback_health_check_server::AppCallbackHealthCheck;
+use dapr::dapr::proto::runtime::v1::app_callback_server::AppCallback;
+use dapr::dapr::proto::runtime::v1::topic_event_bulk_request_entry::Event as BulkEvent;
+use dapr::dapr::proto::runtime::v1::topic_event_response::TopicEventResponseStatus;
+use prost_types::value::Kind;
+use serde_json::{Map, Number, Value as Json};
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tokio_util::task::TaskTracker;
+use tonic::metadata::{KeyAndValueRef, MetadataMap};
+use tonic::{Request, Response, Status};
+
+use super::identity::{Identity, second_component};
+use crate::consumer::{Consumer, Origin};
+use crate::event::{Arrival, Form};
+use crate::observe::Lane;
+use crate::outcome::Outcome;
+use crate::subscription::{Envelope, Subscription};
+
+/// How long before the sidecar's deadline an answer is due, so that it still arrives.
+const ANSWER_MARGIN: Duration = Duration::from_millis(250);
+/// How long the question for our subscriptions waits for the sidecar's identity; the sidecar
+/// itself gives up after about 10 s and then never asks again.
+const IDENTITY_WAIT: Duration = Duration::from_secs(8);
+
+/// The gRPC services, over one consumer.
+#[derive(Clone)]
+pub(crate) struct Callback {
+    consumer: Arc<Consumer>,
+    /// The component of subscriptions that name none.
+    pubsub: Arc<str>,
+    identity: watch::Receiver<Option<Identity>>,
+    deliveries: TaskTracker,
+}
+
+impl Callback {
+    pub(crate) fn new(
+        consumer: Arc<Consumer>,
+        pubsub: Arc<str>,
+        identity: watch::Receiver<Option<Identity>>,
+        deliveries: TaskTracker,
+    ) -> Self {
+        Self { consumer, pubsub, identity, deliveries }
+    }
+
+    async fn identity(&self) -> Result<Identity, Status> {
+        let mut told = self.identity.clone();
+        let waited = tokio::time::timeout(IDENTITY_WAIT, told.wait_for(Option::is_some)).await;
+        let identity = match waited {
+            Ok(Ok(identity)) => identity.clone(),
+            Ok(Err(_)) | Err(_) => None,
+        };
+        // An error, never an empty list: the sidecar would take that for "no subscriptions".
+        identity.ok_or_else(|| Status::unavailable("the sidecar's own API does not answer yet"))
+    }
+
+    /// Which subscription a delivery is for, and on which lane.
+    fn addressee(
+        &self,
+        identity: &Identity,
+        pubsub: &str,
+        topic: &str,
+    ) -> Option<(Arc<Subscription>, Lane)> {
+        self.consumer.subscriptions.iter().find_map(|subscription| {
+            let own = subscription.pubsub_or(&self.pubsub);
+            let second = second_component(own);
+            let by_own = pubsub == own || pubsub.is_empty();
+            let lane = if topic == identity.dead_letter_topic(subscription.topic_name()) {
+                (by_own || pubsub == second).then_some(Lane::DeadLetter)
+            } else {
+                (by_own && matches_topic(subscription.topic_name(), topic)).then_some(Lane::Live)
+            };
+            lane.map(|lane| (Arc::clone(subscription), lane))
+        })
+    }
+
+    /// Judges one delivery in a task of its own and says what to answer.
+    async fn deliver(
+        &self,
+        pubsub: &str,
+        topic: String,
+        arrival: Arrival,
+        deadline: Instant,
+    ) -> Answer {
+        let Some(identity) = self.identity.borrow().clone() else { return Answer::Unavailable };
+        let consumer = Arc::clone(&self.consumer);
+        let addressee = self.addressee(&identity, pubsub, &topic);
+        let origin = self.origin(&identity, addressee.as_ref(), pubsub, topic);
+        let task = self.deliveries.spawn(async move {
+            match addressee {
+                Some((subscription, lane)) => {
+                    consumer.receive(&subscription, lane, arrival, &origin, deadline).await
+                }
+                None => consumer.unknown_topic(arrival, &origin).await,
+            }
+        });
+        match tokio::time::timeout_at(deadline, task).await {
+            Ok(Ok(outcomes)) => answer_of(&outcomes),
+            // The task goes on; the next delivery meets what it left.
+            Err(_) => Answer::Retry,
+            Ok(Err(_)) => Answer::Unavailable,
+        }
+    }
+
+    fn origin(
+        &self,
+        identity: &Identity,
+        addressee: Option<&(Arc<Subscription>, Lane)>,
+        pubsub: &str,
+        topic: String,
+    ) -> Origin {
+        let consumer = Arc::clone(&identity.consumer);
+        match addressee {
+            Some((subscription, lane)) => Origin {
+                pubsub: subscription.pubsub_or(&self.pubsub).to_owned(),
+                topic: if *lane == Lane::DeadLetter {
+                    subscription.topic_name().to_owned()
+                } else {
+                    topic.clone()
+                },
+                arrived_on: topic,
+                consumer,
+            },
+            None => Origin {
+                pubsub: pubsub.to_owned(),
+                topic: topic.clone(),
+                arrived_on: topic,
+                consumer,
+            },
+        }
+    }
+
+    async fn deliver_bulk(
+        &self,
+        request: Request<api::TopicEventBulkRequest>,
+    ) -> Result<Response<api::TopicEventBulkResponse>, Status> {
+        let deadline = self.deadline(request.metadata());
+        let shared = metadata_of(request.metadata());
+        let bulk = request.into_inner();
+        let entries = bulk.entries.into_iter().map(|entry| {
+            let (topic, pubsub, shared) = (bulk.topic.clone(), &bulk.pubsub_name, &shared);
+            async move {
+                let entry_id = entry.entry_id;
+                let answer =
+                    match bulk_arrival(entry.event, entry.metadata, &entry.content_type, shared) {
+                        Some(arrival) => self.deliver(pubsub, topic, arrival, deadline).await,
+                        // A placeholder for an entry the sidecar could not encode: it keeps the event.
+                        None => Answer::Retry,
+                    };
+                (entry_id, answer)
+            }
+        });
+        let mut statuses = Vec::new();
+        for (entry_id, answer) in futures::future::join_all(entries).await {
+            if answer == Answer::Unavailable {
+                return Err(unavailable());
+            }
+            let status = status_of(answer)? as i32;
+            statuses.push(api::TopicEventBulkResponseEntry { entry_id, status });
+        }
+        Ok(Response::new(api::TopicEventBulkResponse { statuses }))
+    }
+
+    /// The sidecar's own deadline when it has one, never later than ours.
+    fn deadline(&self, metadata: &MetadataMap) -> Instant {
+        let ours = self.consumer.times.delivery_deadline;
+        let theirs = metadata
+            .get("grpc-timeout")
+            .and_then(|value| value.to_str().ok())
+            .and_then(grpc_timeout)
+            .map_or(ours, |timeout| timeout.saturating_sub(ANSWER_MARGIN));
+        Instant::now() + ours.min(theirs)
+    }
+}
+
+/// What a delivery is answered with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Answer {
+    Success,
+    Retry,
+    Unavailable,
+}
+
+/// What the outcomes of a delivery's messages come to: one that the sidecar must keep keeps all,
+/// and those already judged are duplicates next time.
+fn answer_of(outcomes: &[Outcome]) -> Answer {
+    outcomes.iter().map(answer_to).fold(Answer::Success, |all, one| match (all, one) {
+        (Answer::Unavailable, _) | (_, Answer::Unavailable) => Answer::Unavailable,
+        (Answer::Retry, _) | (_, Answer::Retry) => Answer::Retry,
+        (Answer::Success, Answer::Success) => Answer::Success,
+    })
+}
+
+fn answer_to(outcome: &Outcome) -> Answer {
+    match outcome {
+        Outcome::Processed
+        | Outcome::Duplicate
+        | Outcome::Linked
+        | Outcome::Ignored
+        | Outcome::Quarantined(_)
+        | Outcome::Recovering => Answer::Success,
+        Outcome::Retrying(_) | Outcome::Busy => Answer::Retry,
+        Outcome::StoreAway => Answer::Unavailable,
+    }
+}
+
+/// The one place that builds an answer to the sidecar.
+fn status_of(answer: Answer) -> Result<TopicEventResponseStatus, Status> {
+    match answer {
+        Answer::Success => Ok(TopicEventResponseStatus::Success),
+        Answer::Retry => Ok(TopicEventResponseStatus::Retry),
+        Answer::Unavailable => Err(unavailable()),
+    }
+}
+
+fn unavailable() -> Status {
+    Status::unavailable("nothing could be written; the sidecar keeps the event")
+}
+
+#[tonic::async_trait]
+impl AppCallback for Callback {
+    async fn list_topic_subscriptions(
+        &self,
+        _: Request<()>,
+    ) -> Result<Response<api::ListTopicSubscriptionsResponse>, Status> {
+        let identity = self.identity().await?;
+        let mut subscriptions = Vec::new();
+        for subscription in &self.consumer.subscriptions {
+            let (topic, pubsub) = (subscription.topic_name(), subscription.pubsub_or(&self.pubsub));
+            let dead = identity.dead_letter_topic(topic);
+            let second = identity.dead_letter_component(pubsub).unwrap_or_else(|| {
+                self.consumer
+                    .observer
+                    .dead_letter_component_missing(pubsub, &second_component(pubsub));
+                pubsub.to_owned()
+            });
+            let raw = subscription.envelope_form() == Envelope::Raw;
+            subscriptions.push(declared(pubsub, topic, &dead, raw));
+            subscriptions.push(declared(&second, &dead, &identity.unreadable_topic(topic), raw));
+        }
+        Ok(Response::new(api::ListTopicSubscriptionsResponse { subscriptions }))
+    }
+
+    async fn on_topic_event(
+        &self,
+        request: Request<api::TopicEventRequest>,
+    ) -> Result<Response<api::TopicEventResponse>, Status> {
+        let deadline = self.deadline(request.metadata());
+        let metadata = metadata_of(request.metadata());
+        let event = request.into_inner();
+        let (pubsub, topic) = (event.pubsub_name.clone(), event.topic.clone());
+        let answer = self.deliver(&pubsub, topic, arrival_of(event, metadata), deadline).await;
+        Ok(Response::new(api::TopicEventResponse { status: status_of(answer)? as i32 }))
+    }
+
+    async fn on_bulk_topic_event(
+        &self,
+        request: Request<api::TopicEventBulkRequest>,
+    ) -> Result<Response<api::TopicEventBulkResponse>, Status> {
+        self.deliver_bulk(request).await
+    }
+
+    async fn list_input_bindings(
+        &self,
+        _: Request<()>,
+    ) -> Result<Response<api::ListInputBindingsResponse>, Status> {
+        Ok(Response::new(api::ListInputBindingsResponse { bindings: Vec::new() }))
+    }
+
+    async fn on_invoke(
+        &self,
+        _: Request<InvokeRequest>,
+    ) -> Result<Response<InvokeResponse>, Status> {
+        Err(Status::not_found("this application has no methods to invoke"))
+    }
+
+    async fn on_binding_event(
+        &self,
+        _: Request<api::BindingEventRequest>,
+    ) -> Result<Response<api::BindingEventResponse>, Status> {
+        Err(Status::failed_precondition("this application takes no input bindings"))
+    }
+
+    async fn on_job_event(
+        &self,
+        _: Request<api::JobEventRequest>,
+    ) -> Result<Response<api::JobEventResponse>, Status> {
+        Err(Status::failed_precondition("this application takes no jobs"))
+    }
+}
+
+#[tonic::async_trait]
+impl AppCallbackAlpha for Callback {
+    async fn on_bulk_topic_event_alpha1(
+        &self,
+        request: Request<api::TopicEventBulkRequest>,
+    ) -> Result<Response<api::TopicEventBulkResponse>, Status> {
+        self.deliver_bulk(request).await
+    }
+
+    async fn on_job_event_alpha1(
+        &self,
+        _: Request<api::JobEventRequest>,
+    ) -> Result<Response<api::JobEventResponse>, Status> {
+        Err(Status::failed_precondition("this application takes no jobs"))
+    }
+}
+
+#[tonic::async_trait]
+impl AppCallbackHealthCheck for Callback {
+    async fn health_check(
+        &self,
+        _: Request<()>,
+    ) -> Result<Response<api::HealthCheckResponse>, Status> {
+        if self.consumer.store.is_healthy() {
+            Ok(Response::new(api::HealthCheckResponse {}))
+        } else {
+            Err(Status::unavailable("the store cannot be written"))
+        }
+    }
+}
+
+fn declared(
+    pubsub: &str,
+    topic: &str,
+    dead_letter_topic: &str,
+    raw: bool,
+) -> api::TopicSubscription {
+    let metadata = raw.then(|| ("rawPayload".to_owned(), "true".to_owned()));
+    api::TopicSubscription {
+        pubsub_name: pubsub.to_owned(),
+        topic: topic.to_owned(),
+        metadata: metadata.into_iter().collect(),
+        routes: None,
+        dead_letter_topic: dead_letter_topic.to_owned(),
+        bulk_subscribe: None,
+    }
+}
+
+/// Whether a delivered topic is the subscribed one, or lies under its MQTT wildcard.
+fn matches_topic(subscribed: &str, delivered: &str) -> bool {
+    if !subscribed.contains(['+', '#']) {
+        return subscribed == delivered;
+    }
+    let (mut wanted, mut levels) = (subscribed.split('/'), delivered.split('/'));
+    loop {
+        match (wanted.next(), levels.next()) {
+            (Some("#"), _) | (None, None) => return true,
+            (Some("+"), Some(_)) => {}
+            (Some(wanted), Some(level)) if wanted == level => {}
+            _ => return false,
+        }
+    }
+}
+
+/// A raw subscription's event is the broker's bytes in an envelope the sidecar made up: this type,
+/// this source, this content type (components-contrib v1.18.3, `pubsub/envelope.go`).
+/// Anything else has been taken apart by the sidecar.
+fn arrival_of(event: api::TopicEventRequest, metadata: BTreeMap<String, String>) -> Arrival {
+    let made_up = event.r#type == "com.dapr.event.sent"
+        && event.source == "Dapr"
+        && event.data_content_type == "application/octet-stream";
+    let form = if made_up {
+        Form::Broker { metadata }
+    } else {
+        Form::TakenApart {
+            id: event.id,
+            source: event.source,
+            ty: event.r#type,
+            specversion: event.spec_version,
+            content_type: event.data_content_type,
+            extensions: json_map(event.extensions.unwrap_or_default()),
+        }
+    };
+    Arrival { body: Bytes::from(event.data), form }
+}
+
+fn bulk_arrival(
+    event: Option<BulkEvent>,
+    own: HashMap<String, String>,
+    content_type: &str,
+    shared: &BTreeMap<String, String>,
+) -> Option<Arrival> {
+    match event? {
+        BulkEvent::Bytes(bytes) => {
+            let mut metadata = shared.clone();
+            metadata.extend(own.into_iter().map(|(name, value)| (name.to_lowercase(), value)));
+            if !content_type.is_empty() {
+                metadata.insert("content-type".to_owned(), content_type.to_owned());
+            }
+            Some(Arrival { body: Bytes::from(bytes), form: Form::Broker { metadata } })
+        }
+        BulkEvent::CloudEvent(event) => Some(Arrival {
+            body: Bytes::from(event.data),
+            form: Form::TakenApart {
+                id: event.id,
+                source: event.source,
+                ty: event.r#type,
+                specversion: event.spec_version,
+                content_type: event.data_content_type,
+                extensions: json_map(event.extensions.unwrap_or_default()),
+            },
+        }),
+    }
+}
+
+fn metadata_of(metadata: &MetadataMap) -> BTreeMap<String, String> {
+    metadata
+        .iter()
+        .filter_map(|entry| match entry {
+            KeyAndValueRef::Ascii(name, value) => {
+                Some((name.as_str().to_owned(), value.to_str().ok()?.to_owned()))
+            }
+            KeyAndValueRef::Binary(..) => None,
+        })
+        .collect()
+}
+
+fn json_map(fields: prost_types::Struct) -> Map<String, Json> {
+    fields.fields.into_iter().map(|(name, value)| (name, json(value, 0))).collect()
+}
+
+/// Values nested deeper than this are cut off: an attribute is a scalar by the specification.
+const EXTENSION_DEPTH_MAX: u32 = 16;
+
+fn json(value: prost_types::Value, depth: u32) -> Json {
+    match value.kind {
+        _ if depth > EXTENSION_DEPTH_MAX => Json::Null,
+        None | Some(Kind::NullValue(_)) => Json::Null,
+        // Every number is a double here; a whole one is written as an integer again.
+        Some(Kind::NumberValue(number)) if number.fract() == 0.0 && number.abs() < 9.0e15 =>
+        {
+            #[allow(clippy::cast_possible_truncation, reason = "whole and within 2^53")]
+            Json::from(number as i64)
+        }
+        Some(Kind::NumberValue(number)) => {
+            Number::from_f64(number).map_or(Json::Null, Json::Number)
+        }
+        Some(Kind::StringValue(text)) => Json::String(text),
+        Some(Kind::BoolValue(flag)) => Json::Bool(flag),
+        Some(Kind::StructValue(fields)) => Json::Object(
+            fields.fields.into_iter().map(|(name, value)| (name, json(value, depth + 1))).collect(),
+        ),
+        Some(Kind::ListValue(list)) => {
+            Json::Array(list.values.into_iter().map(|value| json(value, depth + 1)).collect())
+        }
+    }
+}
+
+/// The value of `grpc-timeout`: at most eight digits and a unit (gRPC over HTTP/2, "Requests").
+fn grpc_timeout(text: &str) -> Option<Duration> {
+    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    if digits.len() > 8 {
+        return None;
+    }
+    let amount: u64 = digits.parse().ok()?;
+    match unit {
+        "H" => Some(Duration::from_secs(amount * 3600)),
+        "M" => Some(Duration::from_secs(amount * 60)),
+        "S" => Some(Duration::from_secs(amount)),
+        "m" => Some(Duration::from_millis(amount)),
+        "u" => Some(Duration::from_micros(amount)),
+        "n" => Some(Duration::from_nanos(amount)),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::outcome::{Category, reason};
+
+    #[test]
+    fn only_what_is_on_disk_is_acknowledged() {
+        let table = [
+            (Outcome::Processed, Answer::Success),
+            (Outcome::Duplicate, Answer::Success),
+            (Outcome::Linked, Answer::Success),
+            (Outcome::Ignored, Answer::Success),
+            (Outcome::Quarantined(Category::Invalid), Answer::Success),
+            (Outcome::Recovering, Answer::Success),
+            (Outcome::Retrying(reason::HANDLER_FAILED), Answer::Retry),
+            (Outcome::Busy, Answer::Retry),
+            (Outcome::StoreAway, Answer::Unavailable),
+        ];
+        for (outcome, answer) in &table {
+            assert_eq!(answer_to(outcome), *answer, "{outcome:?}");
+            let with_a_good_one = [Outcome::Processed, outcome.clone(), Outcome::Processed];
+            assert_eq!(answer_of(&with_a_good_one), *answer, "{outcome:?} among good ones");
+        }
+        assert_eq!(answer_of(&[]), Answer::Success, "an empty batch has nothing to lose");
+    }
+
+    #[test]
+    fn a_store_that_is_away_answers_unavailable_and_nothing_answers_unimplemented() {
+        assert_eq!(status_of(Answer::Success).unwrap() as i32, 0);
+        assert_eq!(status_of(Answer::Retry).unwrap() as i32, 1);
+        assert_eq!(status_of(Answer::Unavailable).unwrap_err().code(), tonic::Code::Unavailable);
+    }
+
+    #[test]
+    fn the_sidecars_timeout_is_read_in_every_unit() {
+        for (text, millis) in [
+            ("1H", 3_600_000),
+            ("2M", 120_000),
+            ("3S", 3_000),
+            ("4m", 4),
+            ("5000u", 5),
+            ("6000000n", 6),
+        ] {
+            assert_eq!(grpc_timeout(text), Some(Duration::from_millis(millis)), "{text}");
+        }
+        for bad in ["", "S", "1", "1x", "-1S", "123456789S", "é"] {
+            assert_eq!(grpc_timeout(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn an_mqtt_wildcard_takes_the_topics_under_it_and_no_others() {
+        for (subscribed, delivered, expected) in [
+            ("orders", "orders", true),
+            ("orders", "orders/eu", false),
+            ("orders/+", "orders/eu", true),
+            ("orders/+", "orders/eu/1", false),
+            ("orders/#", "orders/eu/1", true),
+            ("orders/+/new", "orders/eu/new", true),
+            ("orders/+/new", "orders/eu/old", false),
+        ] {
+            assert_eq!(matches_topic(subscribed, delivered), expected, "{subscribed} {delivered}");
+        }
+    }
+}

@@ -1,0 +1,574 @@
+//! Inbox, rows and attempts: reads what stands, lets [`custody::step`] decide, writes what it says.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use rusqlite::{Connection, OptionalExtension, Row as SqlRow, named_params, params};
+
+use super::{Sqlite, cases, effects, outbox};
+use crate::clock::Timestamp;
+use crate::custody::{
+    Authority, CaseOpened, Happening, Limits, Row, Standing, State, Verdict, step,
+};
+use crate::effect::{Otherwise, Statement};
+use crate::event::{Fingerprint, MessageKey, Stored};
+use crate::outcome::{Category, Code, reason};
+use crate::store::sqlite::worker::Kept;
+use crate::store::{
+    AttemptKind, Backlog, Claim, Committed, Incoming, Look, Outgoing, StoreError, Written,
+};
+
+impl Sqlite {
+    pub(crate) async fn look(&self, key: MessageKey) -> Result<Look, StoreError> {
+        self.worker.read(move |connection| look(connection, key)).await
+    }
+
+    pub(crate) async fn claim_live(
+        &self,
+        incoming: Arc<Incoming>,
+    ) -> Result<Result<Claim, Standing>, StoreError> {
+        let limits = self.limits;
+        let claim = move |connection: &Connection, now| {
+            let ledger = Ledger { connection, limits: &limits, now };
+            match ledger.happen(&incoming, &Happening::LiveClaim, None)? {
+                Written::Nothing(standing) => Ok(Kept::Undo(Err(standing))),
+                _ => {
+                    ledger.claim_of(&incoming, AttemptKind::Live).map(|claim| Kept::Keep(Ok(claim)))
+                }
+            }
+        };
+        self.worker.write(claim).await
+    }
+
+    pub(crate) async fn commit(
+        &self,
+        incoming: Arc<Incoming>,
+        authority: Authority,
+        statements: Vec<Statement>,
+        outgoing: Vec<Outgoing>,
+    ) -> Result<Committed, StoreError> {
+        let limits = self.limits;
+        let commit = move |connection: &Connection, now| {
+            let ledger = Ledger { connection, limits: &limits, now };
+            let committed = ledger.commit(&incoming, authority, &statements, &outgoing)?;
+            Ok(kept_if_committed(committed))
+        };
+        self.worker.write(commit).await
+    }
+
+    pub(crate) async fn fail(
+        &self,
+        incoming: Arc<Incoming>,
+        authority: Authority,
+        code: Code,
+    ) -> Result<Written, StoreError> {
+        self.happen(incoming, Happening::Failed(authority, code.clone()), Some(code)).await
+    }
+
+    pub(crate) async fn refuse(
+        &self,
+        incoming: Arc<Incoming>,
+        authority: Authority,
+        category: Category,
+        code: Code,
+        attempted: bool,
+    ) -> Result<Written, StoreError> {
+        let recorded = attempted.then(|| code.clone());
+        self.happen(incoming, Happening::Refused(authority, category, code), recorded).await
+    }
+
+    pub(crate) async fn dead_letter(&self, incoming: Arc<Incoming>) -> Result<Written, StoreError> {
+        self.happen(incoming, Happening::DeadLetter, None).await
+    }
+
+    pub(crate) async fn release(
+        &self,
+        incoming: Arc<Incoming>,
+        run: i64,
+    ) -> Result<Written, StoreError> {
+        self.happen(incoming, Happening::Released(run), None).await
+    }
+
+    async fn happen(
+        &self,
+        incoming: Arc<Incoming>,
+        happening: Happening,
+        attempt: Option<Code>,
+    ) -> Result<Written, StoreError> {
+        let limits = self.limits;
+        let write = move |connection: &Connection, now| {
+            let ledger = Ledger { connection, limits: &limits, now };
+            ledger.happen(&incoming, &happening, attempt.as_ref()).map(Kept::Keep)
+        };
+        self.worker.write(write).await
+    }
+
+    pub(crate) async fn time_passed(&self, max: u32) -> Result<Vec<Written>, StoreError> {
+        let limits = self.limits;
+        let sweep = move |connection: &Connection, now| {
+            let ledger = Ledger { connection, limits: &limits, now };
+            let mut written = Vec::new();
+            for key in ledger.overdue(max)? {
+                if let Some(incoming) = load_incoming(connection, key)? {
+                    written.push(ledger.happen(&incoming, &Happening::TimePassed, None)?);
+                }
+            }
+            Ok(Kept::Keep(written))
+        };
+        self.worker.write(sweep).await
+    }
+
+    pub(crate) async fn claim_due(
+        &self,
+        max: u32,
+    ) -> Result<(Vec<Claim>, Vec<Written>), StoreError> {
+        let limits = self.limits;
+        let claim = move |connection: &Connection, now| {
+            let ledger = Ledger { connection, limits: &limits, now };
+            ledger.claim_due(max).map(Kept::Keep)
+        };
+        self.worker.write(claim).await
+    }
+
+    pub(crate) async fn next_due(&self) -> Result<Option<Timestamp>, StoreError> {
+        self.worker.read(next_due).await
+    }
+
+    pub(crate) async fn backlog(&self) -> Result<Backlog, StoreError> {
+        self.worker.read(backlog).await
+    }
+}
+
+/// A commit that was not made undoes the statements that led to it.
+pub(super) fn kept_if_committed(committed: Committed) -> Kept<Committed> {
+    // A row that stood beside an inbox key was removed: that much stays.
+    match committed {
+        Committed::Yes | Committed::Nothing(Standing::Done) => Kept::Keep(committed),
+        other => Kept::Undo(other),
+    }
+}
+
+/// One transaction's view of the messages.
+pub(super) struct Ledger<'a> {
+    pub connection: &'a Connection,
+    pub limits: &'a Limits,
+    pub now: Timestamp,
+}
+
+impl Ledger<'_> {
+    /// Applies a happening. `attempt` is the code to record an attempt with, if a run reported.
+    pub(super) fn happen(
+        &self,
+        incoming: &Incoming,
+        happening: &Happening,
+        attempt: Option<&Code>,
+    ) -> Result<Written, StoreError> {
+        let before = load_row(self.connection, incoming.key)?;
+        match self.judge(incoming, before.as_ref(), happening)? {
+            Verdict::Nothing(standing) => {
+                if matches!(happening, Happening::Refused(..)) {
+                    cases::count_sighting(self.connection, incoming.key)?;
+                }
+                Ok(Written::Nothing(standing))
+            }
+            Verdict::Commit => {
+                Err(StoreError::Corrupt("a commit reached the ledger as a happening".into()))
+            }
+            Verdict::Remove => {
+                self.finish(incoming.key)?;
+                Ok(Written::Removed)
+            }
+            Verdict::Put(row, opened) => {
+                let lost =
+                    matches!(happening, Happening::TimePassed) && row_was_leased(before.as_ref());
+                let recorded = if lost { Some(&reason::RUN_LOST) } else { attempt };
+                if let Some(code) = recorded {
+                    self.record_attempt(incoming.key, attempt_kind(before.as_ref()), code)?;
+                }
+                self.put(incoming, before.is_some(), &row)?;
+                self.written(incoming, &row, opened)
+            }
+        }
+    }
+
+    fn judge(
+        &self,
+        incoming: &Incoming,
+        row: Option<&Row>,
+        happening: &Happening,
+    ) -> Result<Verdict, StoreError> {
+        let done = is_done(self.connection, incoming.key)?;
+        let fresh = Row::fresh(incoming.recovery_attempt, incoming.once, self.now);
+        Ok(step(row, done, happening, &fresh, self.limits, incoming.key.seed(), self.now))
+    }
+
+    fn written(
+        &self,
+        incoming: &Incoming,
+        row: &Row,
+        opened: Option<CaseOpened>,
+    ) -> Result<Written, StoreError> {
+        if let Some(opened) = opened {
+            return cases::open(self.connection, incoming, &opened, self.now)
+                .map(Written::Quarantined);
+        }
+        match (row.state, row.due_at) {
+            (State::Recovering, Some(due_at)) => Ok(Written::Recovering { due_at }),
+            (state, _) => Ok(Written::Now(state)),
+        }
+    }
+
+    /// Runs the statements, appends the outgoing messages and writes the inbox key, in this order;
+    /// the caller undoes all of it unless the answer is [`Committed::Yes`].
+    pub(super) fn commit(
+        &self,
+        incoming: &Incoming,
+        authority: Authority,
+        statements: &[Statement],
+        outgoing: &[Outgoing],
+    ) -> Result<Committed, StoreError> {
+        let before = load_row(self.connection, incoming.key)?;
+        match self.judge(incoming, before.as_ref(), &Happening::Succeeded(authority))? {
+            Verdict::Nothing(standing) => return Ok(Committed::Nothing(standing)),
+            Verdict::Remove => {
+                self.finish(incoming.key)?;
+                return Ok(Committed::Nothing(Standing::Done));
+            }
+            Verdict::Commit | Verdict::Put(..) => {}
+        }
+        for statement in statements {
+            match effects::run(self.connection, statement)? {
+                Ok(()) => {}
+                Err(effects::Refusal::Failed(code)) => return Ok(Committed::EffectFailed(code)),
+                Err(effects::Refusal::Rows(Otherwise::Rerun)) => return Ok(Committed::RowsDiffer),
+                Err(effects::Refusal::Rows(Otherwise::Reject(code))) => {
+                    return Ok(Committed::Rejected(code));
+                }
+            }
+        }
+        for message in outgoing {
+            outbox::append(self.connection, message, self.now)?;
+        }
+        self.connection
+            .prepare_cached(
+                "INSERT INTO inbox (key, fingerprint, committed_at) VALUES (?1, ?2, ?3)",
+            )
+            .and_then(|mut insert| {
+                insert.execute(params![incoming.key.0, incoming.fingerprint.0, self.now.0])
+            })
+            .map_err(StoreError::away)?;
+        if before.is_some() {
+            self.finish(incoming.key)?;
+        }
+        Ok(Committed::Yes)
+    }
+
+    /// The message is done: its row goes and its case, if it has one, is resolved.
+    fn finish(&self, key: MessageKey) -> Result<(), StoreError> {
+        self.connection
+            .execute("DELETE FROM message WHERE key = ?1", [key.0])
+            .map_err(StoreError::away)?;
+        if !cases::resolve(self.connection, key, self.now)? {
+            self.connection
+                .execute(
+                    "DELETE FROM attempt WHERE key = ?1
+                     AND NOT EXISTS (SELECT 1 FROM exception WHERE key = ?1)",
+                    [key.0],
+                )
+                .map_err(StoreError::away)?;
+        }
+        Ok(())
+    }
+
+    fn record_attempt(
+        &self,
+        key: MessageKey,
+        kind: AttemptKind,
+        code: &Code,
+    ) -> Result<(), StoreError> {
+        self.connection
+            .prepare_cached(
+                "INSERT INTO attempt (key, n, at, kind, code)
+                 SELECT ?1, coalesce(max(n), 0) + 1, ?2, ?3, ?4 FROM attempt WHERE key = ?1",
+            )
+            .and_then(|mut insert| {
+                insert.execute(params![key.0, self.now.0, kind.as_str(), code.as_str()])
+            })
+            .map_err(StoreError::away)?;
+        Ok(())
+    }
+
+    fn put(&self, incoming: &Incoming, exists: bool, row: &Row) -> Result<(), StoreError> {
+        let text = if exists { UPDATE_ROW } else { INSERT_ROW };
+        let mut statement = self.connection.prepare_cached(text).map_err(StoreError::away)?;
+        let key = incoming.key.0;
+        let state = row.state.as_str();
+        let lease_until = row.lease_until.map(|time| time.0);
+        let due_at = row.due_at.map(|time| time.0);
+        let wrote = if exists {
+            statement.execute(named_params! {
+                ":key": key, ":state": state, ":run": row.run, ":lease_until": lease_until,
+                ":due_at": due_at, ":attempts": row.attempts, ":recoveries": row.recoveries,
+                ":never_attempted": row.never_attempted, ":live_claim": row.live_claim,
+                ":changed_at": self.now.0,
+            })
+        } else {
+            statement.execute(named_params! {
+                ":key": key, ":state": state, ":run": row.run, ":lease_until": lease_until,
+                ":due_at": due_at, ":attempts": row.attempts, ":recoveries": row.recoveries,
+                ":never_attempted": row.never_attempted, ":live_claim": row.live_claim,
+                ":changed_at": self.now.0, ":once": row.once, ":first_seen_at": row.first_seen_at.0,
+                ":fingerprint": incoming.fingerprint.0, ":subscription": incoming.subscription,
+                ":pubsub": incoming.pubsub, ":topic": incoming.topic, ":source": incoming.source,
+                ":event_id": incoming.event_id, ":type": incoming.ty, ":subject": incoming.subject,
+                ":traceparent": incoming.traceparent,
+                ":attributes": incoming.stored.attributes, ":body": &incoming.stored.body[..],
+            })
+        };
+        wrote.map(drop).map_err(StoreError::away)
+    }
+
+    /// Guard times and leases that have passed; uses `message_due` and `message_lease`.
+    fn overdue(&self, max: u32) -> Result<Vec<MessageKey>, StoreError> {
+        self.keys(
+            "SELECT key FROM (
+                 SELECT key, due_at AS since FROM message WHERE state = 'retrying' AND due_at <= ?1
+                 UNION ALL
+                 SELECT key, lease_until FROM message WHERE lease_until <= ?1)
+             ORDER BY since LIMIT ?2",
+            max,
+        )
+    }
+
+    fn claim_due(&self, max: u32) -> Result<(Vec<Claim>, Vec<Written>), StoreError> {
+        let asked = self.keys(
+            "SELECT key FROM exception
+             WHERE redrive_requested_at <= ?1 AND status = 'open'
+             ORDER BY redrive_requested_at LIMIT ?2",
+            max,
+        )?;
+        let due = self.keys(
+            "SELECT key FROM message WHERE state = 'recovering' AND due_at <= ?1
+             ORDER BY due_at LIMIT ?2",
+            max,
+        )?;
+        let wanted = asked
+            .into_iter()
+            .map(|key| (key, Happening::RedriveClaim, AttemptKind::Redrive))
+            .chain(
+                due.into_iter().map(|key| (key, Happening::RecoveryClaim, AttemptKind::Recovery)),
+            )
+            .take(max as usize);
+        let (mut claims, mut other) = (Vec::new(), Vec::new());
+        for (key, happening, kind) in wanted {
+            if kind == AttemptKind::Redrive {
+                cases::take_request(self.connection, key)?;
+            }
+            let Some(incoming) = load_incoming(self.connection, key)? else { continue };
+            match self.happen(&incoming, &happening, None)? {
+                Written::Now(State::Running | State::Redriving) => {
+                    if kind == AttemptKind::Redrive {
+                        cases::redriving(self.connection, key, self.now)?;
+                    }
+                    claims.push(self.claim_of(&Arc::new(incoming), kind)?);
+                }
+                written => other.push(written),
+            }
+        }
+        Ok((claims, other))
+    }
+
+    fn claim_of(&self, incoming: &Arc<Incoming>, kind: AttemptKind) -> Result<Claim, StoreError> {
+        let row = load_row(self.connection, incoming.key)?
+            .ok_or_else(|| StoreError::Corrupt("a claim without a row".into()))?;
+        let recorded: u32 = self
+            .connection
+            .query_row("SELECT count(*) FROM attempt WHERE key = ?1", [incoming.key.0], |row| {
+                row.get(0)
+            })
+            .map_err(StoreError::away)?;
+        Ok(Claim {
+            incoming: Arc::clone(incoming),
+            run: row.run,
+            kind,
+            attempt: recorded + 1,
+            lease_until: row.lease_until.unwrap_or(self.now),
+        })
+    }
+
+    fn keys(&self, text: &str, max: u32) -> Result<Vec<MessageKey>, StoreError> {
+        let mut statement = self.connection.prepare_cached(text).map_err(StoreError::away)?;
+        let rows = statement
+            .query_map(params![self.now.0, max], |row| row.get(0).map(MessageKey))
+            .map_err(StoreError::away)?;
+        rows.collect::<Result<_, _>>().map_err(StoreError::away)
+    }
+}
+
+const UPDATE_ROW: &str =
+    "UPDATE message SET state = :state, run = :run, lease_until = :lease_until,
+    due_at = :due_at, attempts = :attempts, recoveries = :recoveries,
+    never_attempted = :never_attempted, live_claim = :live_claim, changed_at = :changed_at
+    WHERE key = :key";
+
+const INSERT_ROW: &str = "INSERT INTO message (key, state, run, lease_until, due_at, attempts,
+    recoveries, never_attempted, live_claim, changed_at, once, first_seen_at, fingerprint,
+    subscription, pubsub, topic, source, event_id, type, subject, traceparent, attributes, body)
+    VALUES (:key, :state, :run, :lease_until, :due_at, :attempts, :recoveries, :never_attempted,
+    :live_claim, :changed_at, :once, :first_seen_at, :fingerprint, :subscription, :pubsub, :topic,
+    :source, :event_id, :type, :subject, :traceparent, :attributes, :body)";
+
+fn row_was_leased(row: Option<&Row>) -> bool {
+    row.is_some_and(|row| matches!(row.state, State::Running | State::Redriving))
+}
+
+/// Whose attempt ended, by the row as it stood before the report.
+fn attempt_kind(row: Option<&Row>) -> AttemptKind {
+    match row {
+        Some(row) if row.state == State::Redriving => AttemptKind::Redrive,
+        Some(row) if row.state == State::Running && !row.live_claim => AttemptKind::Recovery,
+        _ => AttemptKind::Live,
+    }
+}
+
+pub(super) fn is_done(connection: &Connection, key: MessageKey) -> Result<bool, StoreError> {
+    connection
+        .prepare_cached("SELECT 1 FROM inbox WHERE key = ?1")
+        .and_then(|mut select| select.exists([key.0]))
+        .map_err(StoreError::away)
+}
+
+pub(super) fn load_row(
+    connection: &Connection,
+    key: MessageKey,
+) -> Result<Option<Row>, StoreError> {
+    let read = |row: &SqlRow<'_>| -> rusqlite::Result<Option<Row>> {
+        let state: String = row.get(0)?;
+        let Some(state) = State::parse(&state) else { return Ok(None) };
+        Ok(Some(Row {
+            state,
+            run: row.get(1)?,
+            lease_until: row.get::<_, Option<i64>>(2)?.map(Timestamp),
+            due_at: row.get::<_, Option<i64>>(3)?.map(Timestamp),
+            attempts: row.get(4)?,
+            recoveries: row.get(5)?,
+            never_attempted: row.get(6)?,
+            live_claim: row.get(7)?,
+            once: row.get(8)?,
+            first_seen_at: Timestamp(row.get(9)?),
+        }))
+    };
+    let found = connection
+        .prepare_cached(
+            "SELECT state, run, lease_until, due_at, attempts, recoveries, never_attempted,
+                    live_claim, once, first_seen_at FROM message WHERE key = ?1",
+        )
+        .and_then(|mut select| select.query_row([key.0], read).optional())
+        .map_err(StoreError::away)?;
+    match found {
+        None => Ok(None),
+        Some(Some(row)) => Ok(Some(row)),
+        Some(None) => Err(StoreError::Corrupt("a message's state".into())),
+    }
+}
+
+pub(super) fn load_incoming(
+    connection: &Connection,
+    key: MessageKey,
+) -> Result<Option<Incoming>, StoreError> {
+    let read = |row: &SqlRow<'_>| -> rusqlite::Result<Incoming> {
+        let body: Vec<u8> = row.get(10)?;
+        Ok(Incoming {
+            key,
+            fingerprint: Fingerprint(row.get(0)?),
+            subscription: row.get(1)?,
+            pubsub: row.get(2)?,
+            topic: row.get(3)?,
+            source: row.get(4)?,
+            event_id: row.get(5)?,
+            ty: row.get(6)?,
+            subject: row.get(7)?,
+            traceparent: row.get(8)?,
+            stored: Stored { attributes: row.get(9)?, body: Bytes::from(body) },
+            once: row.get(11)?,
+            recovery_attempt: row.get(12)?,
+        })
+    };
+    connection
+        .prepare_cached(
+            "SELECT fingerprint, subscription, pubsub, topic, source, event_id, type, subject,
+                    traceparent, attributes, body, once, recoveries FROM message WHERE key = ?1",
+        )
+        .and_then(|mut select| select.query_row([key.0], read).optional())
+        .map_err(StoreError::away)
+}
+
+fn look(connection: &Connection, key: MessageKey) -> Result<Look, StoreError> {
+    let done = connection
+        .prepare_cached("SELECT fingerprint FROM inbox WHERE key = ?1")
+        .and_then(|mut select| {
+            select.query_row([key.0], |row| row.get(0).map(Fingerprint)).optional()
+        })
+        .map_err(StoreError::away)?;
+    let row = connection
+        .prepare_cached("SELECT state, fingerprint, attempts FROM message WHERE key = ?1")
+        .and_then(|mut select| {
+            select
+                .query_row([key.0], |row| {
+                    Ok((row.get::<_, String>(0)?, Fingerprint(row.get(1)?), row.get(2)?))
+                })
+                .optional()
+        })
+        .map_err(StoreError::away)?;
+    let row = match row {
+        None => None,
+        Some((state, fingerprint, attempts)) => {
+            let state = State::parse(&state)
+                .ok_or_else(|| StoreError::Corrupt("a message's state".into()))?;
+            Some((state, fingerprint, attempts))
+        }
+    };
+    Ok(Look { done, row })
+}
+
+fn next_due(connection: &Connection) -> Result<Option<Timestamp>, StoreError> {
+    let next: Option<i64> = connection
+        .prepare_cached(
+            "SELECT min(at) FROM (
+                 SELECT min(due_at) AS at FROM message WHERE state = 'recovering' AND due_at IS NOT NULL
+                 UNION ALL
+                 SELECT min(due_at) FROM message WHERE state = 'retrying' AND due_at IS NOT NULL
+                 UNION ALL
+                 SELECT min(lease_until) FROM message WHERE lease_until IS NOT NULL
+                 UNION ALL
+                 SELECT min(redrive_requested_at) FROM exception
+                 WHERE redrive_requested_at IS NOT NULL)",
+        )
+        .and_then(|mut select| select.query_row([], |row| row.get(0)))
+        .map_err(StoreError::away)?;
+    Ok(next.map(Timestamp))
+}
+
+fn backlog(connection: &Connection) -> Result<Backlog, StoreError> {
+    connection
+        .prepare_cached(
+            "SELECT (SELECT count(*) FROM message WHERE state IN ('recovering', 'running')),
+                    (SELECT count(*) FROM exception WHERE status IN ('open', 'redriving')),
+                    (SELECT count(*) FROM outbox o JOIN relay_cursor c USING (pubsub, topic)
+                      WHERE o.seq > c.seq),
+                    (SELECT min(o.created_at) FROM outbox o JOIN relay_cursor c USING (pubsub, topic)
+                      WHERE o.seq > c.seq)",
+        )
+        .and_then(|mut select| {
+            select.query_row([], |row| {
+                let count = |column| row.get::<_, i64>(column).map(i64::unsigned_abs);
+                Ok(Backlog {
+                    recovering: count(0)?,
+                    exceptions_open: count(1)?,
+                    outbox_pending: count(2)?,
+                    outbox_oldest: row.get::<_, Option<i64>>(3)?.map(Timestamp),
+                })
+            })
+        })
+        .map_err(StoreError::away)
+}
