@@ -150,7 +150,7 @@ fn print_config(arguments: &ConfigArguments, config: &Config) -> anyhow::Result<
 
 fn table(header: &[&str]) -> comfy_table::Table {
     let mut table = comfy_table::Table::new();
-    table.load_style(comfy_table::presets::UTF8_HORIZONTAL_ONLY);
+    table.load_style(comfy_table::presets::NOTHING);
     table.set_content_arrangement(comfy_table::ContentArrangement::Dynamic);
     table.set_header(header);
     table

@@ -175,7 +175,8 @@ impl Consumer {
         } else {
             // Claimed before the call, bytes included: whatever happens now, the store owns it.
             match self.store.claim_live(Arc::clone(&incoming)).await {
-                Ok(Ok(claim)) => Run::claimed(claim, event, Lane::Live),
+                Ok(Ok(claim)) if self.has_time(&claim) => Run::claimed(claim, event, Lane::Live),
+                Ok(Ok(claim)) => return self.give_back(claim, &reason::LEASE_TOO_SHORT).await,
                 Ok(Err(standing)) => return over(standing),
                 Err(error) => return self.store_away(&error),
             }
@@ -209,7 +210,7 @@ impl Consumer {
             return self.file(incoming, category, code).await;
         }
         let written = self.store.dead_letter(Arc::clone(&incoming)).await;
-        self.outcome_of(&incoming, written, None)
+        self.outcome_of(&incoming, written, Some(&reason::RETRIES_EXHAUSTED))
     }
 
     /// A claimed run, of recovery or of a redrive: the same path from step 3 on.
@@ -221,6 +222,12 @@ impl Consumer {
         let place = Place { subscription: &incoming.subscription, topic: &incoming.topic, lane };
         self.observer.delivery_judged(place, &outcome, began.elapsed());
         self.recovery_wake.notify_one();
+    }
+
+    /// Whether a claimed run may still begin: with less than one run's time left of its lease it
+    /// could still be calling outside when another claims the message.
+    fn has_time(&self, claim: &Claim) -> bool {
+        claim.lease_until.since(self.store.now()) >= self.times.handler_timeout
     }
 
     async fn rerun_judged(&self, claim: Claim, lane: Lane, consumer: &Arc<str>) -> Outcome {
@@ -254,7 +261,16 @@ impl Consumer {
         if let Err((category, code)) = subscription.prepare(&event) {
             return self.refuse(incoming, authority, category, code, false).await;
         }
+        if !self.has_time(&claim) {
+            return self.give_back(claim, &reason::LEASE_TOO_SHORT).await;
+        }
         self.attempt(subscription, Run::claimed(claim, event, lane), consumer).await
+    }
+
+    /// Gives a claim back whose run has not begun: it spends nothing.
+    pub(crate) async fn give_back(&self, claim: Claim, code: &Code) -> Outcome {
+        let written = self.store.release(Arc::clone(&claim.incoming), claim.run).await;
+        self.outcome_of(&claim.incoming, written, Some(code))
     }
 
     /// Opens a case without a run: it can never fit.
@@ -292,8 +308,9 @@ impl Consumer {
                 self.quarantined(&case);
                 Outcome::Quarantined(case.category)
             }
-            Ok(Written::Recovering { due_at }) => {
+            Ok(Written::Recovering { due_at, never_attempted }) => {
                 let due_in = due_at.since(self.store.now());
+                let code = if never_attempted { None } else { code };
                 self.observer.recovery_scheduled(&incoming.subscription, code, due_in);
                 self.recovery_wake.notify_one();
                 Outcome::Recovering
@@ -309,7 +326,7 @@ impl Consumer {
 
     /// The poison log of one case, once: its caller is the one whose write opened it.
     pub(crate) fn quarantined(&self, case: &Quarantined) {
-        self.observer.message_quarantined(observe::Quarantined {
+        let told = observe::Quarantined {
             subscription: &case.subscription,
             exception_id: &case.exception_id,
             category: case.category,
@@ -317,7 +334,12 @@ impl Consumer {
             attempts: case.attempts,
             event_id: Some(&case.event_id).filter(|id| !id.is_empty()).map(String::as_str),
             source: Some(&case.source).filter(|source| !source.is_empty()).map(String::as_str),
-        });
+        };
+        if case.reopened {
+            self.observer.case_reopened(told);
+        } else {
+            self.observer.message_quarantined(told);
+        }
     }
 
     fn store_away(&self, error: &StoreError) -> Outcome {

@@ -72,7 +72,7 @@ impl State {
 }
 
 /// What the store knows of a message in trouble, apart from its bytes.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Row {
     /// Where it stands.
     pub state: State,
@@ -246,18 +246,18 @@ pub fn step(
             None => nothing(row),
         },
         Happening::Refused(authority, category, code) => match reporting(row, fresh, *authority) {
-            Some(row) => rules.quarantined(row, Some(*category), code.clone()),
+            Some(row) => quarantined(row, Some(*category), code.clone()),
             None => nothing(row),
         },
         Happening::DeadLetter => rules.dead_letter(row, fresh),
         Happening::TimePassed => rules.time_passed(row),
         Happening::RecoveryClaim => match row {
-            Some(row) if row.state == State::Recovering => rules.recovery_claim(row.clone()),
+            Some(row) if row.state == State::Recovering => rules.recovery_claim(*row),
             _ => nothing(row),
         },
         Happening::RedriveClaim => match row {
             Some(row) if row.state == State::Quarantined => {
-                Verdict::Put(rules.claimed(row.clone(), State::Redriving, false), None)
+                Verdict::Put(rules.claimed(*row, State::Redriving, false), None)
             }
             _ => nothing(row),
         },
@@ -267,7 +267,7 @@ pub fn step(
         },
         Happening::Closed => match row {
             Some(row) if row.state == State::Quarantined => {
-                Verdict::Put(Row { state: State::Closed, ..row.clone() }, None)
+                Verdict::Put(Row { state: State::Closed, ..*row }, None)
             }
             _ => nothing(row),
         },
@@ -281,9 +281,9 @@ fn nothing(row: Option<&Row>) -> Verdict {
 /// The row a delivery without a claim may write over.
 fn unclaimed(row: Option<&Row>, fresh: &Row) -> Option<Row> {
     match row {
-        None => Some(fresh.clone()),
+        None => Some(*fresh),
         Some(row) if row.state == State::Retrying => {
-            Some(Row { recoveries: row.recoveries.max(fresh.recoveries), ..row.clone() })
+            Some(Row { recoveries: row.recoveries.max(fresh.recoveries), ..*row })
         }
         Some(_) => None,
     }
@@ -296,8 +296,30 @@ fn reporting(row: Option<&Row>, fresh: &Row, authority: Authority) -> Option<Row
         Authority::Delivery => unclaimed(row, fresh),
         Authority::Run(run) => row
             .filter(|row| matches!(row.state, State::Running | State::Redriving) && row.run == run)
-            .cloned(),
+            .copied(),
     }
+}
+
+fn recovering(row: Row, due_at: Timestamp) -> Verdict {
+    let row = Row {
+        state: State::Recovering,
+        lease_until: None,
+        due_at: Some(due_at),
+        live_claim: false,
+        ..row
+    };
+    Verdict::Put(row, None)
+}
+
+fn quarantined(row: Row, category: Option<Category>, reason: Code) -> Verdict {
+    let row = Row {
+        state: State::Quarantined,
+        lease_until: None,
+        due_at: None,
+        live_claim: false,
+        ..row
+    };
+    Verdict::Put(row, Some(CaseOpened { category, reason }))
 }
 
 struct Rules<'a> {
@@ -319,49 +341,27 @@ impl Rules<'_> {
         }
     }
 
-    fn recovering(&self, row: Row, due_at: Timestamp) -> Verdict {
-        let row = Row {
-            state: State::Recovering,
-            lease_until: None,
-            due_at: Some(due_at),
-            live_claim: false,
-            ..row
-        };
-        Verdict::Put(row, None)
-    }
-
     fn next_recovery(&self, spent: u32) -> Timestamp {
         self.now.plus(self.limits.backoff.delay(spent, self.seed))
     }
 
-    fn quarantined(&self, row: Row, category: Option<Category>, reason: Code) -> Verdict {
-        let row = Row {
-            state: State::Quarantined,
-            lease_until: None,
-            due_at: None,
-            live_claim: false,
-            ..row
-        };
-        Verdict::Put(row, Some(CaseOpened { category, reason }))
-    }
-
     fn failed(&self, row: Row, code: &Code) -> Verdict {
         match row.state {
-            State::Redriving => self.quarantined(row, None, code.clone()),
+            State::Redriving => quarantined(row, None, code.clone()),
             State::Running if !row.live_claim => {
                 let too_old = self.now.since(row.first_seen_at) > self.limits.age_max;
                 if row.recoveries >= self.limits.recoveries_max || too_old {
-                    self.quarantined(row, Some(Category::Exhausted), code.clone())
+                    quarantined(row, Some(Category::Exhausted), code.clone())
                 } else {
                     let due_at = self.next_recovery(row.recoveries);
-                    self.recovering(row, due_at)
+                    recovering(row, due_at)
                 }
             }
             _ => {
                 let row = Row { attempts: row.attempts + 1, ..row };
                 if row.attempts >= self.limits.attempts_live_max {
                     let due_at = self.next_recovery(row.recoveries);
-                    self.recovering(row, due_at)
+                    recovering(row, due_at)
                 } else {
                     let row = Row {
                         state: State::Retrying,
@@ -380,16 +380,16 @@ impl Rules<'_> {
         match row {
             None => {
                 // Nothing of its own has failed, so there is nothing to wait for but its turn.
-                let row = Row { never_attempted: true, ..fresh.clone() };
-                self.recovering(row, self.now)
+                let row = Row { never_attempted: true, ..*fresh };
+                recovering(row, self.now)
             }
             Some(row) if row.state == State::Retrying => {
-                let row = Row { recoveries: row.recoveries.max(fresh.recoveries), ..row.clone() };
+                let row = Row { recoveries: row.recoveries.max(fresh.recoveries), ..*row };
                 if row.recoveries >= self.limits.recoveries_max {
-                    self.quarantined(row, Some(Category::Exhausted), reason::RECOVERIES_EXHAUSTED)
+                    quarantined(row, Some(Category::Exhausted), reason::RECOVERIES_EXHAUSTED)
                 } else {
                     let due_at = self.next_recovery(row.recoveries);
-                    self.recovering(row, due_at)
+                    recovering(row, due_at)
                 }
             }
             _ => nothing(row),
@@ -401,23 +401,19 @@ impl Rules<'_> {
         let lease_over = row.lease_until.is_none_or(|until| until <= self.now);
         match row.state {
             State::Retrying if row.due_at.is_none_or(|due| due <= self.now) => {
-                self.recovering(row.clone(), self.now)
+                recovering(*row, self.now)
             }
             State::Running if lease_over && row.once => {
-                self.quarantined(row.clone(), Some(Category::OutcomeUnknown), reason::RUN_LOST)
+                quarantined(*row, Some(Category::OutcomeUnknown), reason::RUN_LOST)
             }
-            State::Running if lease_over && row.live_claim => {
-                self.recovering(row.clone(), self.now)
-            }
+            State::Running if lease_over && row.live_claim => recovering(*row, self.now),
             State::Running if lease_over && row.recoveries >= self.limits.recoveries_max => {
-                self.quarantined(row.clone(), Some(Category::CrashedProcess), reason::RUN_LOST)
+                quarantined(*row, Some(Category::CrashedProcess), reason::RUN_LOST)
             }
-            State::Running if lease_over => {
-                self.recovering(row.clone(), self.next_recovery(row.recoveries))
-            }
+            State::Running if lease_over => recovering(*row, self.next_recovery(row.recoveries)),
             State::Redriving if lease_over => {
                 let category = row.once.then_some(Category::OutcomeUnknown);
-                self.quarantined(row.clone(), category, reason::RUN_LOST)
+                quarantined(*row, category, reason::RUN_LOST)
             }
             _ => nothing(Some(row)),
         }
@@ -425,7 +421,7 @@ impl Rules<'_> {
 
     fn recovery_claim(&self, row: Row) -> Verdict {
         if row.recoveries >= self.limits.recoveries_max {
-            return self.quarantined(row, Some(Category::Exhausted), reason::RECOVERIES_EXHAUSTED);
+            return quarantined(row, Some(Category::Exhausted), reason::RECOVERIES_EXHAUSTED);
         }
         let row = Row { recoveries: row.recoveries + 1, ..row };
         Verdict::Put(self.claimed(row, State::Running, false), None)
@@ -433,7 +429,7 @@ impl Rules<'_> {
 
     fn released(&self, row: Row) -> Verdict {
         match row.state {
-            State::Redriving => self.quarantined(row, None, reason::RUN_LOST),
+            State::Redriving => quarantined(row, None, reason::RUN_LOST),
             _ if row.live_claim => {
                 let row = Row {
                     state: State::Retrying,
@@ -446,7 +442,7 @@ impl Rules<'_> {
             }
             _ => {
                 let row = Row { recoveries: row.recoveries.saturating_sub(1), ..row };
-                self.recovering(row, self.now)
+                recovering(row, self.now)
             }
         }
     }

@@ -124,7 +124,7 @@ pub enum Redriven {
 }
 
 impl Store {
-    /// The cases that match, newest first.
+    /// The cases that match: unfinished ones first, then the newest.
     ///
     /// # Errors
     /// [`StoreError`] when the store cannot be read.
@@ -175,7 +175,7 @@ impl Store {
     /// # Errors
     /// [`ExceptionError::Refused`] when it is not permitted now, or the store's.
     pub async fn redrive_exception(&self, id: &str, actor: &str) -> Result<(), ExceptionError> {
-        taken(id, self.request_redrive(id.to_owned(), actor.to_owned()).await?)
+        taken(id, &self.request_redrive(id.to_owned(), actor.to_owned()).await?)
     }
 
     /// Closes a case with a note: nothing runs again, a late delivery included.
@@ -188,7 +188,7 @@ impl Store {
         actor: &str,
         note: &str,
     ) -> Result<(), ExceptionError> {
-        taken(id, self.close(id.to_owned(), actor.to_owned(), note.to_owned()).await?)
+        taken(id, &self.close(id.to_owned(), actor.to_owned(), note.to_owned()).await?)
     }
 
     /// Waits until a redrive that was asked for has ended, at most `patience`.
@@ -221,8 +221,8 @@ impl Store {
     }
 }
 
-fn taken(id: &str, asked: Asked) -> Result<(), ExceptionError> {
-    match asked {
+fn taken(id: &str, asked: &Asked) -> Result<(), ExceptionError> {
+    match *asked {
         Asked::Taken => Ok(()),
         Asked::Unknown => Err(ExceptionError::Unknown(id.to_owned())),
         Asked::Refused(why) => Err(ExceptionError::Refused { id: id.to_owned(), why }),

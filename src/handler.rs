@@ -151,8 +151,8 @@ impl Context {
 
 /// The open transaction of one delivery, for a handler that must read, decide and write in one.
 ///
-/// It keeps the store's writer for itself, within a time limit: call nothing slow while holding
-/// it. The inbox key is written last, and everything commits when the handler returns `Ok`.
+/// It keeps the store's writer for itself, for at most five seconds: call nothing slow while
+/// holding it. The inbox key is written last, and everything commits when the handler returns `Ok`.
 pub struct Tx {
     session: Session,
     messages: Vec<Message>,

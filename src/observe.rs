@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 use opentelemetry::KeyValue;
-use opentelemetry::metrics::{Counter, Gauge, Histogram, Meter, MeterProvider, NoopMeterProvider};
+use opentelemetry::metrics::{Counter, Gauge, Histogram, Meter};
 use tracing::{Span, debug, error, info, warn};
 
 use crate::outcome::{Category, Code, Outcome, reason};
@@ -183,8 +183,9 @@ impl Observer {
     }
 
     /// An observer that counts nothing, for tests; it still logs, to whoever listens.
-    #[must_use]
-    pub fn silent() -> Self {
+    #[cfg(test)]
+    pub(crate) fn silent() -> Self {
+        use opentelemetry::metrics::{MeterProvider, NoopMeterProvider};
         Self::new(&NoopMeterProvider::new().meter("silent"))
     }
 
@@ -298,6 +299,19 @@ impl Observer {
         );
     }
 
+    /// An operator's run failed and its case is open again.
+    #[allow(clippy::unused_self, reason = "happenings are told to an observer, whatever it does")]
+    pub fn case_reopened(&self, case: Quarantined<'_>) {
+        warn!(
+            subscription = case.subscription,
+            exception_id = %case.exception_id,
+            category = case.category.as_str(),
+            reason = case.reason.as_str(),
+            "{}",
+            catalog::CASE_REOPENED
+        );
+    }
+
     /// A message will be run from the store. `code` is what its latest attempt ended with; absent
     /// when it was never attempted.
     pub fn recovery_scheduled(&self, subscription: &str, code: Option<&Code>, due_in: Duration) {
@@ -374,6 +388,7 @@ impl Observer {
     }
 
     /// The sidecar has answered and said who it is.
+    #[allow(clippy::unused_self, reason = "happenings are told to an observer, whatever it does")]
     pub fn sidecar_found(&self, app_id: &str, runtime_version: &str, consumer: &str) {
         info!(
             app_id = &*shortened(app_id),
@@ -385,6 +400,7 @@ impl Observer {
     }
 
     /// The sidecar has not loaded `component`, so that dead letters come through `pubsub` itself.
+    #[allow(clippy::unused_self, reason = "happenings are told to an observer, whatever it does")]
     pub fn dead_letter_component_missing(&self, pubsub: &str, component: &str) {
         warn!(pubsub, component, "{}", catalog::DEAD_LETTER_COMPONENT_MISSING);
     }

@@ -55,6 +55,7 @@ impl fmt::Display for Code {
     }
 }
 
+#[allow(clippy::indexing_slicing, reason = "within the length, and a const fn has no iterator")]
 const fn is_well_formed(text: &[u8]) -> bool {
     if text.is_empty() || text.len() > CODE_BYTES_MAX || !text[0].is_ascii_lowercase() {
         return false;
@@ -237,6 +238,9 @@ pub mod reason {
         EFFECT_ROWS = "effect_rows", "An effect changed another number of rows than it said, also when run again.";
         TRANSACTION_TIMED_OUT = "transaction_timed_out", "An interactive transaction passed its time limit.";
         RUN_LOST = "run_lost", "A run that never reported: its process ended, or its lease ran out.";
+        LEASE_TOO_SHORT = "lease_too_short", "Too little of the lease was left to begin a run; nothing was called or counted.";
+        DRAINING = "draining", "The process was stopping before the run began; nothing was called or counted.";
+        RETRIES_EXHAUSTED = "retries_exhausted", "The sidecar gave up retrying; recovery takes over.";
         RECOVERIES_EXHAUSTED = "recoveries_exhausted", "Every automatic recovery is spent.";
         RECOVERY_AGE_EXCEEDED = "recovery_age_exceeded", "Too old for another automatic recovery.";
         STORE_AWAY = "store_away", "The store could not be read or written; no attempt is counted.";

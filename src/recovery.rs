@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::consumer::Consumer;
+use crate::outcome::reason;
 use crate::store::{Claim, StoreError, Written};
 
 /// How long the loop sleeps at most: the delay of a redrive that another process asks for.
@@ -82,7 +83,11 @@ async fn start_due(
             return Ok(LOOK_UP_EVERY);
         }
         for claim in claims {
-            start(consumer, name, slots, runs, claim).await;
+            if stop.is_cancelled() {
+                consumer.give_back(claim, &reason::DRAINING).await;
+            } else {
+                start(consumer, name, slots, runs, claim).await;
+            }
         }
     }
 }

@@ -84,7 +84,7 @@ pub(crate) enum Written {
     /// It is in this state now.
     Now(State),
     /// It is due for recovery then.
-    Recovering { due_at: Timestamp },
+    Recovering { due_at: Timestamp, never_attempted: bool },
     /// A case was opened, or opened again.
     Quarantined(Quarantined),
     /// Its row stood beside an inbox key and is gone.
@@ -272,7 +272,7 @@ pub struct CaseFilter {
     pub statuses: Vec<CaseStatus>,
     /// Only this category.
     pub category: Option<Category>,
-    /// At most so many, newest first.
+    /// At most so many: unfinished ones first, then the newest.
     pub limit: u32,
 }
 
@@ -464,7 +464,7 @@ impl Store {
 
     // --- cases -------------------------------------------------------------------------------
 
-    /// Cases by filter, newest first.
+    /// Cases by filter, unfinished ones first, then the newest.
     pub(crate) async fn cases(&self, filter: CaseFilter) -> Result<Vec<CaseRow>, StoreError> {
         self.sqlite.cases(filter).await
     }

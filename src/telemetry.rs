@@ -130,7 +130,7 @@ impl Telemetry {
             Self { meters: meters.build(), tracers: tracers.build(), loggers, registry };
 
         let exported_logs = telemetry.loggers.as_ref().map(|loggers| {
-            let wanted = EnvFilter::new(&settings.log);
+            let wanted = EnvFilter::new(directives(settings));
             let filter = wanted.and(filter_fn(|log| !is_export_path(log.target())));
             OpenTelemetryTracingBridge::new(loggers).with_filter(filter)
         });
@@ -146,10 +146,16 @@ impl Telemetry {
             .with_tracked_inactivity(false)
             .with_filter(traced);
         let lines = lines(settings.log_format, writer)
-            .with_filter(EnvFilter::try_new(&settings.log).context("BACKSTOP_LOG")?);
+            .with_filter(EnvFilter::try_new(directives(settings)).context("BACKSTOP_LOG")?);
         let subscriber = tracing_subscriber::registry().with(spans).with(exported_logs).with(lines);
         Ok((telemetry, subscriber))
     }
+}
+
+/// What is logged: the migration library tells each of its steps at INFO, which is nobody's news
+/// unless somebody asks for it.
+fn directives(settings: &TelemetrySettings) -> String {
+    format!("refinery_core=warn,{}", settings.log)
 }
 
 struct Exporters {

@@ -1,5 +1,6 @@
 //! `backstop exceptions`: the queue on the command line, a thin skin over [`crate::exception`].
 
+use std::fmt::Write as _;
 use std::io::IsTerminal;
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use crate::store::{CaseFilter, CaseStatus, OpenAs, Store};
 
 #[derive(Subcommand)]
 pub(super) enum Command {
-    /// List cases, newest first
+    /// List cases: unfinished ones first, then the newest
     List(ListArguments),
     /// Show one case: reference, attempts, what may be done next, its audit log
     Show(ShowArguments),
@@ -32,12 +33,9 @@ pub(super) struct ListArguments {
     /// As a JSON array
     #[arg(long)]
     json: bool,
-    /// Only this status; may be repeated [default: open and redriving]
+    /// Only this status: open, redriving, resolved or closed; may be repeated
     #[arg(long, value_parser = parse_status)]
     status: Vec<CaseStatus>,
-    /// Every status
-    #[arg(long, conflicts_with = "status")]
-    all: bool,
     /// Only this category
     #[arg(long, value_parser = parse_category)]
     category: Option<Category>,
@@ -103,12 +101,11 @@ pub(super) async fn run(command: Command, config: &Config) -> anyhow::Result<()>
 }
 
 async fn list(store: &Store, arguments: ListArguments) -> anyhow::Result<()> {
-    let statuses = match (arguments.all, arguments.status.is_empty()) {
-        (true, _) => Vec::new(),
-        (false, true) => vec![CaseStatus::Open, CaseStatus::Redriving],
-        (false, false) => arguments.status,
+    let filter = CaseFilter {
+        statuses: arguments.status,
+        category: arguments.category,
+        limit: arguments.limit,
     };
-    let filter = CaseFilter { statuses, category: arguments.category, limit: arguments.limit };
     let cases = store.exceptions(filter).await?;
     if arguments.json {
         return out(&format!("{}\n", serde_json::to_string_pretty(&cases)?));
@@ -177,35 +174,36 @@ async fn show(store: &Store, arguments: ShowArguments) -> anyhow::Result<()> {
         case.next_action,
     );
     for blocked in &case.blocked {
-        text.push_str(&format!("blocked        {}: {}\n", blocked.action, blocked.why));
+        let _ = writeln!(text, "blocked        {}: {}", blocked.action, blocked.why);
     }
     if let Some(note) = &case.closed_note {
-        text.push_str(&format!("closed note    {note}\n"));
+        let _ = writeln!(text, "closed note    {note}");
     }
     text.push_str("\nattempts\n");
     for attempt in &case.attempt_history {
-        text.push_str(&format!(
-            "  {:>3}  {}  {:<8}  {}\n",
+        let _ = writeln!(
+            text,
+            "  {:>3}  {}  {:<8}  {}",
             attempt.n,
             attempt.at,
             attempt.kind.as_str(),
             attempt.code
-        ));
+        );
     }
     text.push_str("\naudit\n");
     for entry in &audit {
         let detail = entry.detail.as_deref().unwrap_or_default();
-        text.push_str(&format!("  {}  {}  {}  {detail}\n", entry.at, entry.actor, entry.action));
+        let _ = writeln!(text, "  {}  {}  {}  {detail}", entry.at, entry.actor, entry.action);
     }
     text.push_str("\npayload\n");
-    text.push_str(&match payload {
-        None if arguments.reveal => "  none is kept\n".to_owned(),
+    let _ = match payload {
+        None if arguments.reveal => writeln!(text, "  none is kept"),
         None => {
-            "  masked; --reveal shows it, and the look is written to the audit log\n".to_owned()
+            writeln!(text, "  masked; --reveal shows it, and the look is written to the audit log")
         }
-        Some(Payload::Utf8(content)) => format!("{content}\n"),
-        Some(Payload::Base64(content)) => format!("base64: {content}\n"),
-    });
+        Some(Payload::Utf8(content)) => writeln!(text, "{content}"),
+        Some(Payload::Base64(content)) => writeln!(text, "base64: {content}"),
+    };
     out(&text)
 }
 

@@ -1,6 +1,7 @@
 //! One attempt: runs the handler within its limits and reports how that ended.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use serde_json::{Map, Value as Json};
@@ -20,6 +21,9 @@ use crate::subscription::{OutsideCall, Prepared, Subscription};
 
 /// How often a handler runs again because rows had changed under its decision.
 const RERUNS_MAX: u32 = 3;
+
+/// How long an interactive transaction may keep the writer for itself.
+const TRANSACTION_MAX: Duration = Duration::from_secs(5);
 
 /// A message about to be handled, and by what right.
 pub(super) struct Run {
@@ -57,7 +61,8 @@ impl Consumer {
         run: Run,
         consumer: &Arc<str>,
     ) -> Outcome {
-        let until = Instant::now() + self.times.handler_timeout;
+        let limit = self.times.handler_timeout;
+        let until = Instant::now() + limit;
         let place = subscription.place(run.lane);
         let span = span_for(place, run.event.traceparent(), run.event.tracestate());
         let work = async {
@@ -65,10 +70,10 @@ impl Consumer {
             loop {
                 let began = Instant::now();
                 let ended = self.run_once(subscription, &run, consumer, until).await;
-                if matches!(ended, Ended::Committed(Committed::RowsDiffer))
+                let may_rerun = subscription.outside_call() != OutsideCall::Once
                     && reruns < RERUNS_MAX
-                    && Instant::now() < until
-                {
+                    && Instant::now() < until;
+                if may_rerun && matches!(ended, Ended::Committed(Committed::RowsDiffer)) {
                     reruns += 1;
                     continue;
                 }
@@ -106,8 +111,8 @@ impl Consumer {
                 Err(error) => Ended::Error(error),
             },
             Prepared::Interactive(handler) => {
-                let limit = until.saturating_duration_since(Instant::now());
-                let session = match self.store.session(limit).await {
+                let left = until.saturating_duration_since(Instant::now());
+                let session = match self.store.session(left.min(TRANSACTION_MAX)).await {
                     Ok(session) => session,
                     Err(error) => return Ended::StoreAway(error),
                 };

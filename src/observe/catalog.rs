@@ -118,6 +118,9 @@ events! {
     ATTEMPT_FAILED = WARN "Handler attempt failed."
         with ["subscription", "lane", "attempt", "code", "duration_secs"],
         "One run failed; what follows, a retry, a recovery or a case, happens by itself.";
+    CASE_REOPENED = WARN "A redriven message failed; its case is open again."
+        with ["subscription", "exception_id", "category", "reason"],
+        "An operator's run did not help; the case waits for a person as before.";
     PUBLISH_FAILED = WARN "Publishing failed; the relay will try again."
         with ["topic", "count", "code"],
         "The sidecar or the broker did not take these messages; they stay in the outbox.";

@@ -2,6 +2,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
 
 use opentelemetry::Context as OtelContext;
+use opentelemetry::metrics::MeterProvider as _;
 use opentelemetry::trace::{SpanId, Status, TracerProvider};
 use opentelemetry_sdk::error::OTelSdkResult;
 use opentelemetry_sdk::metrics::SdkMeterProvider;
@@ -137,6 +138,7 @@ fn everything(observer: &Observer) {
     observer.attempt_finished(ORDERS, 1, Ok(()), SECOND);
     observer.attempt_finished(ORDERS, 1, Err(&NOT_FOUND), SECOND);
     observer.message_quarantined(quarantined("ord-1", "/shop", &NOT_FOUND));
+    observer.case_reopened(quarantined("ord-1", "/shop", &NOT_FOUND));
     observer.recovery_scheduled("orders", Some(&NOT_FOUND), SECOND);
     observer.messages_published("order-accepted", 3, SECOND);
     observer.publish_failed("order-accepted", 2, &NOT_FOUND, SECOND);

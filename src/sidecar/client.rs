@@ -1,5 +1,6 @@
 //! The calls we make to the sidecar: its metadata, and publishing.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use dapr::dapr::proto::runtime::v1::dapr_client::DaprClient;
@@ -99,7 +100,7 @@ impl Client {
             topic: message.topic,
             data: message.content.to_vec(),
             data_content_type: STRUCTURED.to_owned(),
-            metadata: Default::default(),
+            metadata: HashMap::new(),
         };
         match self.api.clone().publish_event(request).await {
             Ok(_) => Ok(()),

@@ -1,5 +1,6 @@
 //! Cases and the audit log.
 
+use std::fmt::Write as _;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -32,9 +33,11 @@ impl Sqlite {
             if !statuses.is_empty() {
                 let places: Vec<String> =
                     (0..statuses.len()).map(|n| format!("?{}", n + 3)).collect();
-                text.push_str(&format!(" AND status IN ({})", places.join(", ")));
+                let _ = write!(text, " AND status IN ({})", places.join(", "));
             }
-            text.push_str(" ORDER BY opened_at DESC, id DESC LIMIT ?2");
+            text.push_str(
+                " ORDER BY status IN ('open', 'redriving') DESC, opened_at DESC, id DESC LIMIT ?2",
+            );
             let category = filter.category.map(Category::as_str);
             let limit = filter.limit.to_string();
             let bound =
@@ -198,29 +201,23 @@ pub(super) fn open(
         .optional()
         .map_err(StoreError::away)?;
     let reopened = unfinished.is_some();
-    let (id, category) = match unfinished {
-        Some((id, category)) => {
-            let category = match opened.category {
-                Some(category) => category,
-                None => parse_category(&category)?,
-            };
-            connection
-                .execute(
-                    "UPDATE exception SET status = 'open', category = ?2, reason = ?3, changed_at = ?4
-                     WHERE id = ?1",
-                    params![id, category.as_str(), opened.reason.as_str(), now.0],
-                )
-                .map_err(StoreError::away)?;
-            log(connection, &id, AUTOMATIC, "reopened", Some(opened.reason.as_str()), now)?;
-            (id, category)
-        }
-        None => {
-            let id = Uuid::now_v7().to_string();
-            let category = opened.category.unwrap_or(Category::Exhausted);
-            insert(connection, &id, incoming, category, &opened.reason, now)?;
-            log(connection, &id, AUTOMATIC, "quarantined", Some(opened.reason.as_str()), now)?;
-            (id, category)
-        }
+    let (id, category) = if let Some((id, category)) = unfinished {
+        let category = opened.category.map_or_else(|| parse_category(&category), Ok)?;
+        connection
+            .execute(
+                "UPDATE exception SET status = 'open', category = ?2, reason = ?3, changed_at = ?4
+                 WHERE id = ?1",
+                params![id, category.as_str(), opened.reason.as_str(), now.0],
+            )
+            .map_err(StoreError::away)?;
+        log(connection, &id, AUTOMATIC, "reopened", Some(opened.reason.as_str()), now)?;
+        (id, category)
+    } else {
+        let id = Uuid::now_v7().to_string();
+        let category = opened.category.unwrap_or(Category::Exhausted);
+        insert(connection, &id, incoming, category, &opened.reason, now)?;
+        log(connection, &id, AUTOMATIC, "quarantined", Some(opened.reason.as_str()), now)?;
+        (id, category)
     };
     let attempts = connection
         .query_row("SELECT count(*) FROM attempt WHERE key = ?1", [key], |row| row.get(0))

@@ -213,7 +213,9 @@ impl Ledger<'_> {
                 .map(Written::Quarantined);
         }
         match (row.state, row.due_at) {
-            (State::Recovering, Some(due_at)) => Ok(Written::Recovering { due_at }),
+            (State::Recovering, Some(due_at)) => {
+                Ok(Written::Recovering { due_at, never_attempted: row.never_attempted })
+            }
             (state, _) => Ok(Written::Now(state)),
         }
     }

@@ -48,20 +48,20 @@ pub(crate) struct Worker {
 
 impl Worker {
     pub(crate) fn start(
-        writer: Connection,
-        reader: Connection,
+        for_writes: Connection,
+        for_reads: Connection,
         clock: Clock,
     ) -> std::io::Result<Self> {
-        let (writes, write_jobs) = mpsc::channel(QUEUE_MAX);
-        let (reads, read_jobs) = mpsc::channel(QUEUE_MAX);
+        let (writes, to_write) = mpsc::channel(QUEUE_MAX);
+        let (reads, to_read) = mpsc::channel(QUEUE_MAX);
         let healthy = Arc::new(AtomicBool::new(true));
         let health = Arc::clone(&healthy);
         thread::Builder::new()
             .name("backstop-writer".into())
-            .spawn(move || write_loop(&writer, write_jobs, &clock, &health))?;
+            .spawn(move || write_loop(&for_writes, to_write, &clock, &health))?;
         thread::Builder::new()
             .name("backstop-reader".into())
-            .spawn(move || read_loop(&reader, read_jobs))?;
+            .spawn(move || read_loop(&for_reads, to_read))?;
         Ok(Self { writes, reads, healthy })
     }
 
@@ -109,8 +109,14 @@ impl Worker {
             });
             (keep, tell)
         });
-        self.writes.send(Queued { alone, job }).await.map_err(|_| StoreError::Stopped)?;
-        answered.await.map_err(|_| StoreError::Stopped)?
+        // The writer ends only when it panics or is no longer wanted: in either case nothing can
+        // be written any more.
+        let stopped = || {
+            self.healthy.store(false, Ordering::Relaxed);
+            StoreError::Stopped
+        };
+        self.writes.send(Queued { alone, job }).await.map_err(|_| stopped())?;
+        answered.await.map_err(|_| stopped())?
     }
 
     /// Runs `work` on the latest committed state.
