@@ -459,3 +459,6 @@ fn unread(subscription: &str, malformed: Malformed, origin: &Origin) -> Incoming
         recovery_attempt: 0,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -270,4 +270,17 @@ mod tests {
         }
         assert_eq!(Category::parse("nonsense"), None);
     }
+
+    #[test]
+    fn the_page_of_codes_shows_every_code_and_category() {
+        let page = include_str!("../docs/CODES.md");
+        let rows: String = reason::ALL
+            .iter()
+            .map(|(code, meaning)| format!("| `{code}` | {meaning} |\n"))
+            .collect();
+        assert!(page.contains(&rows), "docs/CODES.md needs these rows:\n{rows}");
+        for category in Category::ALL {
+            assert!(page.contains(&format!("| `{category}` |")), "{category}");
+        }
+    }
 }
