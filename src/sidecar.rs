@@ -5,3 +5,4 @@ pub(crate) mod callback;
 pub(crate) mod client;
 pub(crate) mod identity;
 pub(crate) mod token;
+mod wire;

@@ -65,7 +65,7 @@ trap 'rm -f "$part"' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 say "no daprd found: building $version from $module, once."
-say "This takes about 3 minutes on 2 cores, plus the download of its modules; the result is kept in $cache"
+say "This takes about 5 minutes on 2 cores, plus the download of its modules; the result is kept in $cache"
 start=$SECONDS
 # GOWORK and -mod: nothing around the module or in the environment changes what is built.
 # 9>&-: the lock ends with this script, whatever go leaves running.

@@ -7,29 +7,25 @@
 //!   v1.18.2, `pkg/runtime/subscription/postman/grpc/grpc.go`). DROP is never answered.
 //! - Every delivery is judged in a task of its own, so a cancelled call leaves nothing half done.
 
-use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use dapr::dapr::proto::common::v1::{InvokeRequest, InvokeResponse};
 use dapr::dapr::proto::runtime::v1 as api;
 use dapr::dapr::proto::runtime::v1::app_callback_alpha_server::AppCallbackAlpha;
 use dapr::dapr::proto::runtime::v1::app_callback_health_check_server::AppCallbackHealthCheck;
 use dapr::dapr::proto::runtime::v1::app_callback_server::AppCallback;
-use dapr::dapr::proto::runtime::v1::topic_event_bulk_request_entry::Event as BulkEvent;
 use dapr::dapr::proto::runtime::v1::topic_event_response::TopicEventResponseStatus;
-use prost_types::value::Kind;
-use serde_json::{Map, Number, Value as Json};
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
-use tonic::metadata::{KeyAndValueRef, MetadataMap};
+use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status};
 
 use super::identity::{Identity, second_component};
+use super::wire::{arrival_of, bulk_arrival, grpc_timeout, matches_topic, metadata_of};
 use crate::consumer::{Consumer, Origin};
-use crate::event::{Arrival, Form};
+use crate::event::Arrival;
 use crate::observe::Lane;
 use crate::outcome::Outcome;
 use crate::subscription::{Envelope, Subscription};
@@ -354,134 +350,6 @@ fn declared(
     }
 }
 
-/// Whether a delivered topic is the subscribed one, or lies under its MQTT wildcard.
-fn matches_topic(subscribed: &str, delivered: &str) -> bool {
-    if !subscribed.contains(['+', '#']) {
-        return subscribed == delivered;
-    }
-    let (mut wanted, mut levels) = (subscribed.split('/'), delivered.split('/'));
-    loop {
-        match (wanted.next(), levels.next()) {
-            (Some("#"), _) | (None, None) => return true,
-            (Some("+"), Some(_)) => {}
-            (Some(wanted), Some(level)) if wanted == level => {}
-            _ => return false,
-        }
-    }
-}
-
-/// A raw subscription's event is the broker's bytes in an envelope the sidecar made up: this type,
-/// this source, this content type (components-contrib v1.18.3, `pubsub/envelope.go`).
-/// Anything else has been taken apart by the sidecar.
-fn arrival_of(event: api::TopicEventRequest, metadata: BTreeMap<String, String>) -> Arrival {
-    let made_up = event.r#type == "com.dapr.event.sent"
-        && event.source == "Dapr"
-        && event.data_content_type == "application/octet-stream";
-    let form = if made_up {
-        Form::Broker { metadata }
-    } else {
-        Form::TakenApart {
-            id: event.id,
-            source: event.source,
-            ty: event.r#type,
-            specversion: event.spec_version,
-            content_type: event.data_content_type,
-            extensions: json_map(event.extensions.unwrap_or_default()),
-        }
-    };
-    Arrival { body: Bytes::from(event.data), form }
-}
-
-fn bulk_arrival(
-    event: Option<BulkEvent>,
-    own: HashMap<String, String>,
-    content_type: &str,
-    shared: &BTreeMap<String, String>,
-) -> Option<Arrival> {
-    match event? {
-        BulkEvent::Bytes(bytes) => {
-            let mut metadata = shared.clone();
-            metadata.extend(own.into_iter().map(|(name, value)| (name.to_lowercase(), value)));
-            if !content_type.is_empty() {
-                metadata.insert("content-type".to_owned(), content_type.to_owned());
-            }
-            Some(Arrival { body: Bytes::from(bytes), form: Form::Broker { metadata } })
-        }
-        BulkEvent::CloudEvent(event) => Some(Arrival {
-            body: Bytes::from(event.data),
-            form: Form::TakenApart {
-                id: event.id,
-                source: event.source,
-                ty: event.r#type,
-                specversion: event.spec_version,
-                content_type: event.data_content_type,
-                extensions: json_map(event.extensions.unwrap_or_default()),
-            },
-        }),
-    }
-}
-
-fn metadata_of(metadata: &MetadataMap) -> BTreeMap<String, String> {
-    metadata
-        .iter()
-        .filter_map(|entry| match entry {
-            KeyAndValueRef::Ascii(name, value) => {
-                Some((name.as_str().to_owned(), value.to_str().ok()?.to_owned()))
-            }
-            KeyAndValueRef::Binary(..) => None,
-        })
-        .collect()
-}
-
-fn json_map(fields: prost_types::Struct) -> Map<String, Json> {
-    fields.fields.into_iter().map(|(name, value)| (name, json(value, 0))).collect()
-}
-
-/// Values nested deeper than this are cut off: an attribute is a scalar by the specification.
-const EXTENSION_DEPTH_MAX: u32 = 16;
-
-fn json(value: prost_types::Value, depth: u32) -> Json {
-    match value.kind {
-        _ if depth > EXTENSION_DEPTH_MAX => Json::Null,
-        None | Some(Kind::NullValue(_)) => Json::Null,
-        // Every number is a double here; a whole one is written as an integer again.
-        Some(Kind::NumberValue(number)) if number.fract() == 0.0 && number.abs() < 9.0e15 =>
-        {
-            #[allow(clippy::cast_possible_truncation, reason = "whole and within 2^53")]
-            Json::from(number as i64)
-        }
-        Some(Kind::NumberValue(number)) => {
-            Number::from_f64(number).map_or(Json::Null, Json::Number)
-        }
-        Some(Kind::StringValue(text)) => Json::String(text),
-        Some(Kind::BoolValue(flag)) => Json::Bool(flag),
-        Some(Kind::StructValue(fields)) => Json::Object(
-            fields.fields.into_iter().map(|(name, value)| (name, json(value, depth + 1))).collect(),
-        ),
-        Some(Kind::ListValue(list)) => {
-            Json::Array(list.values.into_iter().map(|value| json(value, depth + 1)).collect())
-        }
-    }
-}
-
-/// The value of `grpc-timeout`: at most eight digits and a unit (gRPC over HTTP/2, "Requests").
-fn grpc_timeout(text: &str) -> Option<Duration> {
-    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
-    if digits.len() > 8 {
-        return None;
-    }
-    let amount: u64 = digits.parse().ok()?;
-    match unit {
-        "H" => Some(Duration::from_secs(amount * 3600)),
-        "M" => Some(Duration::from_secs(amount * 60)),
-        "S" => Some(Duration::from_secs(amount)),
-        "m" => Some(Duration::from_millis(amount)),
-        "u" => Some(Duration::from_micros(amount)),
-        "n" => Some(Duration::from_nanos(amount)),
-        _ => None,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -513,37 +381,5 @@ mod tests {
         assert_eq!(status_of(Answer::Success).unwrap() as i32, 0);
         assert_eq!(status_of(Answer::Retry).unwrap() as i32, 1);
         assert_eq!(status_of(Answer::Unavailable).unwrap_err().code(), tonic::Code::Unavailable);
-    }
-
-    #[test]
-    fn the_sidecars_timeout_is_read_in_every_unit() {
-        for (text, millis) in [
-            ("1H", 3_600_000),
-            ("2M", 120_000),
-            ("3S", 3_000),
-            ("4m", 4),
-            ("5000u", 5),
-            ("6000000n", 6),
-        ] {
-            assert_eq!(grpc_timeout(text), Some(Duration::from_millis(millis)), "{text}");
-        }
-        for bad in ["", "S", "1", "1x", "-1S", "123456789S", "é"] {
-            assert_eq!(grpc_timeout(bad), None, "{bad}");
-        }
-    }
-
-    #[test]
-    fn an_mqtt_wildcard_takes_the_topics_under_it_and_no_others() {
-        for (subscribed, delivered, expected) in [
-            ("orders", "orders", true),
-            ("orders", "orders/eu", false),
-            ("orders/+", "orders/eu", true),
-            ("orders/+", "orders/eu/1", false),
-            ("orders/#", "orders/eu/1", true),
-            ("orders/+/new", "orders/eu/new", true),
-            ("orders/+/new", "orders/eu/old", false),
-        ] {
-            assert_eq!(matches_topic(subscribed, delivered), expected, "{subscribed} {delivered}");
-        }
     }
 }

@@ -1,0 +1,41 @@
+# What can be done here. Every target says what it needs and gets it.
+
+BROKER ?= in-memory
+BROKERS := in-memory redis
+
+.DEFAULT_GOAL := help
+.PHONY: help run test lint doc clean-run need-cargo need-broker
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo "  BROKER is one of: $(BROKERS) (default: in-memory)"
+
+run: need-cargo need-broker ## show the main job on real input, then keep running [BROKER=redis]
+	@$(if $(filter redis,$(BROKER)),deploy/local/install.sh redis-server &&) \
+	DAPRD="$$(deploy/local/find-daprd.sh)" && export DAPRD && \
+	exec cargo run --example local -- --broker $(BROKER)
+
+test: need-cargo ## all tests, against a real sidecar and a real Redis
+	@deploy/local/install.sh redis-server
+	@DAPRD="$$(deploy/local/find-daprd.sh)" && export DAPRD && \
+	exec cargo test
+
+lint: need-cargo ## formatting and clippy, warnings are errors
+	cargo fmt --check
+	cargo clippy --all-targets -- -D warnings
+
+doc: need-cargo ## the documentation, broken links are errors
+	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps
+
+clean-run: ## forget what `make run` kept: its database and logs
+	rm -rf .run
+
+need-cargo:
+	@command -v cargo >/dev/null || { \
+		echo "There is no cargo here. Install Rust (https://rustup.rs) and run this again;"; \
+		echo "the right version then comes by itself (rust-toolchain.toml)."; \
+		exit 1; } >&2
+
+need-broker:
+	@case " $(BROKERS) " in *" $(BROKER) "*) ;; *) \
+		echo "BROKER=$(BROKER) is not known. It is one of: $(BROKERS)" >&2; exit 1;; esac
