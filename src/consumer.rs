@@ -82,6 +82,9 @@ impl Consumer {
 
     /// Step 1, receive: decodes what the sidecar handed over and judges every message in it alone.
     ///
+    /// While the store is away the answer is held until it is back, at most to `deadline`; the
+    /// messages after the first that could not be judged are left for the next delivery.
+    ///
     /// # Cancel safety
     /// Not cancel safe: run it in a task of its own, so that a cancelled call leaves a message
     /// either untouched or judged.
@@ -119,7 +122,14 @@ impl Consumer {
                 }
             };
             self.observer.delivery_judged(subscription.place(lane), &outcome, began.elapsed());
+            let away = outcome == Outcome::StoreAway;
             outcomes.push(outcome);
+            if away {
+                // Held, not refused at once: an immediate answer would use up the sidecar's
+                // retries, and its breaker, while the store is away for a moment.
+                drop(timeout_at(deadline, self.store.becomes_healthy()).await);
+                break;
+            }
         }
         outcomes
     }

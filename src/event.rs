@@ -253,7 +253,7 @@ impl Event {
     }
 
     /// Recoveries spent elsewhere (`recoveryattempt`, a JSON number or a decimal string); 0 when
-    /// absent, negative, fractional, above [`RECOVERY_ATTEMPT_MAX`] or anything else.
+    /// absent, negative, fractional, above 10,000 or anything else.
     pub fn recovery_attempt(&self) -> u32 {
         match self.extension("recoveryattempt") {
             Some(Value::Number(number)) => whole(number),

@@ -245,6 +245,7 @@ impl Running {
             config.pubsub.as_str().into(),
             self.identity.clone(),
             self.deliveries.clone(),
+            self.stop_taking.clone(),
         );
         let limit = config.delivery.decode_bytes_max;
         let token =

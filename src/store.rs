@@ -343,6 +343,11 @@ impl Store {
         self.sqlite.worker.is_healthy()
     }
 
+    /// Completes when the store can be written again; at once while it can.
+    pub(crate) async fn becomes_healthy(&self) {
+        self.sqlite.worker.becomes_healthy().await;
+    }
+
     /// The time by which leases and due times are judged.
     pub(crate) fn now(&self) -> Timestamp {
         self.sqlite.clock.now()

@@ -60,7 +60,7 @@ impl Telemetry {
         Ok(telemetry)
     }
 
-    /// The meter for [`Observer::new`](crate::observe::Observer::new).
+    /// The meter that every instrument is made from.
     #[must_use]
     pub fn meter(&self) -> Meter {
         self.meters.meter("backstop")

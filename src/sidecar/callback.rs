@@ -18,6 +18,7 @@ use dapr::dapr::proto::runtime::v1::app_callback_server::AppCallback;
 use dapr::dapr::proto::runtime::v1::topic_event_response::TopicEventResponseStatus;
 use tokio::sync::watch;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status};
@@ -44,6 +45,7 @@ pub(crate) struct Callback {
     pubsub: Arc<str>,
     identity: watch::Receiver<Option<Identity>>,
     deliveries: TaskTracker,
+    draining: CancellationToken,
 }
 
 impl Callback {
@@ -52,8 +54,9 @@ impl Callback {
         pubsub: Arc<str>,
         identity: watch::Receiver<Option<Identity>>,
         deliveries: TaskTracker,
+        draining: CancellationToken,
     ) -> Self {
-        Self { consumer, pubsub, identity, deliveries }
+        Self { consumer, pubsub, identity, deliveries, draining }
     }
 
     async fn identity(&self) -> Result<Identity, Status> {
@@ -110,7 +113,8 @@ impl Callback {
         match tokio::time::timeout_at(deadline, task).await {
             Ok(Ok(outcomes)) => answer_of(&outcomes),
             // The task goes on; the next delivery meets what it left.
-            Err(_) => Answer::Retry,
+            Err(_) if self.consumer.store.is_healthy() => Answer::Retry,
+            Err(_) => Answer::Unavailable,
             Ok(Err(_)) => Answer::Unavailable,
         }
     }
@@ -325,10 +329,12 @@ impl AppCallbackHealthCheck for Callback {
         &self,
         _: Request<()>,
     ) -> Result<Response<api::HealthCheckResponse>, Status> {
-        if self.consumer.store.is_healthy() {
-            Ok(Response::new(api::HealthCheckResponse {}))
-        } else {
+        if self.draining.is_cancelled() {
+            Err(Status::unavailable("the service is draining"))
+        } else if !self.consumer.store.is_healthy() {
             Err(Status::unavailable("the store cannot be written"))
+        } else {
+            Ok(Response::new(api::HealthCheckResponse {}))
         }
     }
 }

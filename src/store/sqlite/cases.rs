@@ -108,28 +108,7 @@ impl Sqlite {
         actor: String,
     ) -> Result<Asked, StoreError> {
         let ask = move |connection: &Connection, now| {
-            let Some((key, status, category)) = standing(connection, &exception_id)? else {
-                return Ok(Kept::Undo(Asked::Unknown));
-            };
-            let refusal = match status {
-                CaseStatus::Resolved => Some("it is resolved"),
-                CaseStatus::Closed => Some("it is closed"),
-                CaseStatus::Redriving => Some("it is being redriven"),
-                CaseStatus::Open => redrive_blocked(category),
-            };
-            if let Some(why) = refusal {
-                log(connection, &exception_id, &actor, "redrive_refused", Some(why), now)?;
-                return Ok(Kept::Keep(Asked::Refused(why)));
-            }
-            connection
-                .execute(
-                    "UPDATE exception SET redrive_requested_at = ?2, redrive_requested_by = ?3
-                     WHERE key = ?1 AND status = 'open'",
-                    params![key.0, now.0, actor],
-                )
-                .map_err(StoreError::away)?;
-            log(connection, &exception_id, &actor, "redrive_requested", None, now)?;
-            Ok(Kept::Keep(Asked::Taken))
+            request_redrive(connection, &exception_id, &actor, now)
         };
         self.worker.write(ask).await
     }
@@ -142,46 +121,88 @@ impl Sqlite {
     ) -> Result<Asked, StoreError> {
         let limits = self.limits;
         let close = move |connection: &Connection, now| {
-            let Some((key, status, _)) = standing(connection, &exception_id)? else {
-                return Ok(Kept::Undo(Asked::Unknown));
-            };
-            let refusal = match status {
-                CaseStatus::Resolved => Some("it is resolved"),
-                CaseStatus::Closed => Some("it is closed"),
-                CaseStatus::Redriving => Some("it is being redriven"),
-                CaseStatus::Open => None,
-            };
-            if let Some(why) = refusal {
-                log(connection, &exception_id, &actor, "close_refused", Some(why), now)?;
-                return Ok(Kept::Keep(Asked::Refused(why)));
-            }
             let ledger = ledger::Ledger { connection, limits: &limits, now };
-            let Some(incoming) = ledger::load_incoming(connection, key)? else {
-                return Err(StoreError::Corrupt("an open case without its message".into()));
-            };
-            match ledger.happen(&incoming, &Happening::Closed, None)? {
-                Written::Now(State::Closed) => {}
-                Written::Removed | Written::Nothing(Standing::Done) => {
-                    return Ok(Kept::Keep(Asked::Refused("its effect has committed")));
-                }
-                _ => {
-                    return Err(StoreError::Corrupt(
-                        "an open case whose message is not quarantined".into(),
-                    ));
-                }
-            }
-            connection
-                .execute(
-                    "UPDATE exception SET status = 'closed', closed_note = ?2, changed_at = ?3,
-                            redrive_requested_at = NULL WHERE id = ?1",
-                    params![exception_id, note, now.0],
-                )
-                .map_err(StoreError::away)?;
-            log(connection, &exception_id, &actor, "closed", None, now)?;
-            Ok(Kept::Keep(Asked::Taken))
+            close(&ledger, &exception_id, &actor, &note)
         };
         self.worker.write(close).await
     }
+}
+
+/// Takes an operator's request for a redrive, or refuses it; either is in the audit log.
+pub(super) fn request_redrive(
+    connection: &Connection,
+    exception_id: &str,
+    actor: &str,
+    now: Timestamp,
+) -> Result<Kept<Asked>, StoreError> {
+    let Some((key, status, category)) = standing(connection, exception_id)? else {
+        return Ok(Kept::Undo(Asked::Unknown));
+    };
+    let refusal = match status {
+        CaseStatus::Resolved => Some("it is resolved"),
+        CaseStatus::Closed => Some("it is closed"),
+        CaseStatus::Redriving => Some("it is being redriven"),
+        CaseStatus::Open => redrive_blocked(category),
+    };
+    if let Some(why) = refusal {
+        log(connection, exception_id, actor, "redrive_refused", Some(why), now)?;
+        return Ok(Kept::Keep(Asked::Refused(why)));
+    }
+    connection
+        .execute(
+            "UPDATE exception SET redrive_requested_at = ?2, redrive_requested_by = ?3
+             WHERE key = ?1 AND status = 'open'",
+            params![key.0, now.0, actor],
+        )
+        .map_err(StoreError::away)?;
+    log(connection, exception_id, actor, "redrive_requested", None, now)?;
+    Ok(Kept::Keep(Asked::Taken))
+}
+
+/// Closes a case, or refuses to; either is in the audit log.
+pub(super) fn close(
+    ledger: &ledger::Ledger<'_>,
+    exception_id: &str,
+    actor: &str,
+    note: &str,
+) -> Result<Kept<Asked>, StoreError> {
+    let (connection, now) = (ledger.connection, ledger.now);
+    let Some((key, status, _)) = standing(connection, exception_id)? else {
+        return Ok(Kept::Undo(Asked::Unknown));
+    };
+    let refusal = match status {
+        CaseStatus::Resolved => Some("it is resolved"),
+        CaseStatus::Closed => Some("it is closed"),
+        CaseStatus::Redriving => Some("it is being redriven"),
+        CaseStatus::Open => None,
+    };
+    if let Some(why) = refusal {
+        log(connection, exception_id, actor, "close_refused", Some(why), now)?;
+        return Ok(Kept::Keep(Asked::Refused(why)));
+    }
+    let Some(incoming) = ledger::load_incoming(connection, key)? else {
+        return Err(StoreError::Corrupt("an open case without its message".into()));
+    };
+    match ledger.happen(&incoming, &Happening::Closed, None)? {
+        Written::Now(State::Closed) => {}
+        Written::Removed | Written::Nothing(Standing::Done) => {
+            return Ok(Kept::Keep(Asked::Refused("its effect has committed")));
+        }
+        _ => {
+            return Err(StoreError::Corrupt(
+                "an open case whose message is not quarantined".into(),
+            ));
+        }
+    }
+    connection
+        .execute(
+            "UPDATE exception SET status = 'closed', closed_note = ?2, changed_at = ?3,
+                    redrive_requested_at = NULL WHERE id = ?1",
+            params![exception_id, note, now.0],
+        )
+        .map_err(StoreError::away)?;
+    log(connection, exception_id, actor, "closed", None, now)?;
+    Ok(Kept::Keep(Asked::Taken))
 }
 
 /// Opens the message's case, or opens it again after a redrive, with its audit entry.

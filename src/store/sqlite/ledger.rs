@@ -107,13 +107,7 @@ impl Sqlite {
         let limits = self.limits;
         let sweep = move |connection: &Connection, now| {
             let ledger = Ledger { connection, limits: &limits, now };
-            let mut written = Vec::new();
-            for key in ledger.overdue(max)? {
-                if let Some(incoming) = load_incoming(connection, key)? {
-                    written.push(ledger.happen(&incoming, &Happening::TimePassed, None)?);
-                }
-            }
-            Ok(Kept::Keep(written))
+            ledger.time_passed(max).map(Kept::Keep)
         };
         self.worker.write(sweep).await
     }
@@ -342,7 +336,17 @@ impl Ledger<'_> {
         )
     }
 
-    fn claim_due(&self, max: u32) -> Result<(Vec<Claim>, Vec<Written>), StoreError> {
+    pub(super) fn time_passed(&self, max: u32) -> Result<Vec<Written>, StoreError> {
+        let mut written = Vec::new();
+        for key in self.overdue(max)? {
+            if let Some(incoming) = load_incoming(self.connection, key)? {
+                written.push(self.happen(&incoming, &Happening::TimePassed, None)?);
+            }
+        }
+        Ok(written)
+    }
+
+    pub(super) fn claim_due(&self, max: u32) -> Result<(Vec<Claim>, Vec<Written>), StoreError> {
         let asked = self.keys(
             "SELECT key FROM exception
              WHERE redrive_requested_at <= ?1 AND status = 'open'
@@ -505,7 +509,7 @@ pub(super) fn load_incoming(
         .map_err(StoreError::away)
 }
 
-fn look(connection: &Connection, key: MessageKey) -> Result<Look, StoreError> {
+pub(super) fn look(connection: &Connection, key: MessageKey) -> Result<Look, StoreError> {
     let done = connection
         .prepare_cached("SELECT fingerprint FROM inbox WHERE key = ?1")
         .and_then(|mut select| {
@@ -533,7 +537,7 @@ fn look(connection: &Connection, key: MessageKey) -> Result<Look, StoreError> {
     Ok(Look { done, row })
 }
 
-fn next_due(connection: &Connection) -> Result<Option<Timestamp>, StoreError> {
+pub(super) fn next_due(connection: &Connection) -> Result<Option<Timestamp>, StoreError> {
     let next: Option<i64> = connection
         .prepare_cached(
             "SELECT min(at) FROM (

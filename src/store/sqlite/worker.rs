@@ -5,12 +5,10 @@
 //! delivery's bad SQL undoes nothing of its neighbours, and a lone job on an idle system commits
 //! at once because nothing waits for company.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use rusqlite::Connection;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::clock::{Clock, Timestamp};
 use crate::store::StoreError;
@@ -43,7 +41,7 @@ type ReadJob = Box<dyn FnOnce(&Connection) + Send>;
 pub(crate) struct Worker {
     writes: mpsc::Sender<Queued>,
     reads: mpsc::Sender<ReadJob>,
-    healthy: Arc<AtomicBool>,
+    healthy: watch::Sender<bool>,
 }
 
 impl Worker {
@@ -54,8 +52,8 @@ impl Worker {
     ) -> std::io::Result<Self> {
         let (writes, to_write) = mpsc::channel(QUEUE_MAX);
         let (reads, to_read) = mpsc::channel(QUEUE_MAX);
-        let healthy = Arc::new(AtomicBool::new(true));
-        let health = Arc::clone(&healthy);
+        let healthy = watch::Sender::new(true);
+        let health = healthy.clone();
         thread::Builder::new()
             .name("backstop-writer".into())
             .spawn(move || write_loop(&for_writes, to_write, &clock, &health))?;
@@ -67,7 +65,13 @@ impl Worker {
 
     /// Whether the latest transaction could be committed; answered from memory.
     pub(crate) fn is_healthy(&self) -> bool {
-        self.healthy.load(Ordering::Relaxed)
+        *self.healthy.borrow()
+    }
+
+    /// Completes when the latest transaction could be committed.
+    pub(crate) async fn becomes_healthy(&self) {
+        // This handle keeps the channel open, so waiting ends only with health.
+        drop(self.healthy.subscribe().wait_for(|healthy| *healthy).await);
     }
 
     /// Runs `work` in the next transaction and returns its answer after the commit.
@@ -112,7 +116,7 @@ impl Worker {
         // The writer ends only when it panics or is no longer wanted: in either case nothing can
         // be written any more.
         let stopped = || {
-            self.healthy.store(false, Ordering::Relaxed);
+            self.healthy.send_replace(false);
             StoreError::Stopped
         };
         self.writes.send(Queued { alone, job }).await.map_err(|_| stopped())?;
@@ -135,7 +139,7 @@ fn write_loop(
     connection: &Connection,
     mut jobs: mpsc::Receiver<Queued>,
     clock: &Clock,
-    healthy: &AtomicBool,
+    healthy: &watch::Sender<bool>,
 ) {
     let mut next = jobs.blocking_recv();
     while let Some(first) = next.take() {
@@ -153,7 +157,11 @@ fn write_loop(
         }
         let mut answers = Vec::with_capacity(batch.len());
         let committed = commit_batch(connection, batch, clock, &mut answers);
-        healthy.store(committed.is_ok(), Ordering::Relaxed);
+        healthy.send_if_modified(|healthy| {
+            let changed = *healthy != committed.is_ok();
+            *healthy = committed.is_ok();
+            changed
+        });
         for answer in answers {
             answer(committed.clone());
         }
