@@ -9,11 +9,14 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::config::{Config, reference_page};
+use crate::clock::Clock;
+use crate::config::{Config, StoreUrl, reference_page};
 use crate::service::Service;
+use crate::store::{OpenAs, Store};
 use crate::telemetry::Telemetry;
 
 mod exceptions;
+mod gates;
 mod publish;
 
 /// The environment is wrong: `EX_USAGE` of sysexits.h.
@@ -41,6 +44,8 @@ enum Command {
     /// Work the exception queue: list, show, redrive, close
     #[command(subcommand)]
     Exceptions(exceptions::Command),
+    /// Show the gates that stand before dependencies that are away; hold or open one
+    Gates(gates::Arguments),
     /// Publish one event through the sidecar
     Publish(publish::Arguments),
     /// Create or update the store's tables, and exit
@@ -98,6 +103,7 @@ async fn run(
     match command {
         Command::Serve => serve(build(&config)?, &config).await,
         Command::Exceptions(command) => exceptions::run(command, &config).await,
+        Command::Gates(arguments) => gates::run(arguments, &config).await,
         Command::Publish(arguments) => publish::run(arguments, &config).await,
         Command::Migrate => {
             build(&config)?.migrate(&config).await?;
@@ -146,6 +152,13 @@ fn print_config(arguments: &ConfigArguments, config: &Config) -> anyhow::Result<
         ]);
     }
     out(&format!("{table}\n"))
+}
+
+/// The store as an operator's command opens it, beside the service.
+async fn operator_store(config: &Config) -> anyhow::Result<Store> {
+    let StoreUrl::Sqlite(path) = &config.store;
+    let (limits, clock) = (config.recovery, Clock::System);
+    Ok(Store::open_sqlite(path.clone(), OpenAs::Operator, Vec::new(), limits, clock).await?)
 }
 
 fn table(header: &[&str]) -> comfy_table::Table {

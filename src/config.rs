@@ -269,6 +269,7 @@ fn recovery_limits(reader: &mut Reader) -> Limits {
         age_max: reader.secs(&var::RECOVERY_AGE_MAX_SECS),
         retry_guard: reader.secs(&var::RETRY_GUARD_SECS),
         lease: reader.secs(&var::LEASE_SECS),
+        probe_every: reader.secs(&var::GATE_PROBE_SECS),
     }
 }
 

@@ -319,7 +319,7 @@ impl Consumer {
                 Outcome::Quarantined(case.category)
             }
             Ok(Written::Recovering { due_at, never_attempted }) => {
-                let due_in = due_at.since(self.store.now());
+                let due_in = due_at.map(|due_at| due_at.since(self.store.now()));
                 let code = if never_attempted { None } else { code };
                 self.observer.recovery_scheduled(&incoming.subscription, code, due_in);
                 self.recovery_wake.notify_one();

@@ -9,7 +9,7 @@
 //! - Every write about a message is conditional. Without a claim it needs the message not done and
 //!   its row absent or `retrying`; with one it needs the row under its own run number. Otherwise
 //!   nothing is written.
-//! - A recovery is spent when the run is claimed, never when it reports.
+//! - A recovery is spent when the run is claimed, never when it reports; only a report gives it back.
 //! - Recorded live attempts never pass `attempts_live_max`, spent recoveries never pass
 //!   `recoveries_max`.
 //! - A row that stands beside an inbox key goes; nothing runs.
@@ -132,6 +132,8 @@ pub struct Limits {
     pub retry_guard: Duration,
     /// How long a claimed run is believed alive without reporting. Default 60 s.
     pub lease: Duration,
+    /// How often one message tries a closed gate. Default 10 s.
+    pub probe_every: Duration,
 }
 
 impl Default for Limits {
@@ -143,6 +145,7 @@ impl Default for Limits {
             age_max: Duration::from_secs(86_400),
             retry_guard: Duration::from_secs(60),
             lease: Duration::from_secs(60),
+            probe_every: Duration::from_secs(10),
         }
     }
 }
@@ -165,6 +168,10 @@ pub enum Happening {
     Succeeded(Authority),
     /// A run failed in a way that may pass.
     Failed(Authority, Code),
+    /// A claimed recovery failed with the code of a gate that is closed: it spends nothing.
+    FailedAtClosedGate(Authority, Code),
+    /// It has waited at a closed gate for longer than a message may.
+    WaitedTooLong,
     /// A run, or the validation before it, ended in a case.
     Refused(Authority, Category, Code),
     /// Its dead letter arrived.
@@ -244,6 +251,17 @@ pub fn step(
         Happening::Failed(authority, code) => match reporting(row, fresh, *authority) {
             Some(row) => rules.failed(row, code),
             None => nothing(row),
+        },
+        Happening::FailedAtClosedGate(authority, code) => match reporting(row, fresh, *authority) {
+            Some(row) => rules.failed_at_closed_gate(row, code),
+            None => nothing(row),
+        },
+        Happening::WaitedTooLong => match row {
+            Some(row) if row.state == State::Recovering && !row.never_attempted => {
+                let code = reason::RECOVERY_AGE_EXCEEDED;
+                quarantined(*row, Some(Category::Exhausted), code)
+            }
+            _ => nothing(row),
         },
         Happening::Refused(authority, category, code) => match reporting(row, fresh, *authority) {
             Some(row) => quarantined(row, Some(*category), code.clone()),
@@ -374,6 +392,16 @@ impl Rules<'_> {
                 }
             }
         }
+    }
+
+    fn failed_at_closed_gate(&self, row: Row, code: &Code) -> Verdict {
+        let recovery = row.state == State::Running && !row.live_claim;
+        let too_old = self.now.since(row.first_seen_at) > self.limits.age_max;
+        if !recovery || too_old {
+            return self.failed(row, code);
+        }
+        let row = Row { recoveries: row.recoveries.saturating_sub(1), ..row };
+        recovering(row, self.next_recovery(row.recoveries))
     }
 
     fn dead_letter(&self, row: Option<&Row>, fresh: &Row) -> Verdict {

@@ -313,8 +313,13 @@ impl Observer {
     }
 
     /// A message will be run from the store. `code` is what its latest attempt ended with; absent
-    /// when it was never attempted.
-    pub fn recovery_scheduled(&self, subscription: &str, code: Option<&Code>, due_in: Duration) {
+    /// when it was never attempted. `due_in` is absent when it waits at a closed gate.
+    pub fn recovery_scheduled(
+        &self,
+        subscription: &str,
+        code: Option<&Code>,
+        due_in: Option<Duration>,
+    ) {
         let label = code
             .map_or_else(|| NEVER_ATTEMPTED.into(), |code| self.shared.codes.label(code.as_str()));
         self.shared.recoveries_scheduled.add(
@@ -324,7 +329,7 @@ impl Observer {
         info!(
             subscription,
             code = code.map_or(NEVER_ATTEMPTED, Code::as_str),
-            due_in_secs = due_in.as_secs_f64(),
+            due_in_secs = due_in.map(|due_in| due_in.as_secs_f64()),
             "{}",
             catalog::RECOVERY_SCHEDULED
         );

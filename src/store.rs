@@ -14,6 +14,7 @@ use crate::clock::{Clock, Timestamp};
 use crate::custody::{Authority, Limits, Standing, State};
 use crate::effect::{Statement, Value};
 use crate::event::{Fingerprint, MessageKey, Stored};
+use crate::gate::Gate;
 use crate::outcome::{Category, Code};
 
 mod sqlite;
@@ -83,8 +84,8 @@ pub(crate) enum Written {
     Nothing(Standing),
     /// It is in this state now.
     Now(State),
-    /// It is due for recovery then.
-    Recovering { due_at: Timestamp, never_attempted: bool },
+    /// It is due for recovery then, or waits at a closed gate.
+    Recovering { due_at: Option<Timestamp>, never_attempted: bool },
     /// A case was opened, or opened again.
     Quarantined(Quarantined),
     /// Its row stood beside an inbox key and is gone.
@@ -230,7 +231,7 @@ pub(crate) struct CaseRow {
 }
 
 /// Where a case stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CaseStatus {
     /// Waits for a person.
@@ -274,6 +275,37 @@ pub struct CaseFilter {
     pub category: Option<Category>,
     /// At most so many: unfinished ones first, then the newest.
     pub limit: u32,
+}
+
+/// A gate with what waits at it.
+#[derive(Clone, Debug)]
+pub(crate) struct GateRow {
+    pub subscription: String,
+    pub code: Code,
+    pub gate: Gate,
+    /// Messages that wait at it.
+    pub waiting: u32,
+    pub last_probe_at: Option<Timestamp>,
+}
+
+/// What an operator does with a gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GateAct {
+    /// Keeps it closed until it is opened by hand: no probes.
+    Hold,
+    /// Opens it at once, for all that wait.
+    Open,
+}
+
+impl GateAct {
+    /// The stable name.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Hold => "hold",
+            Self::Open => "open",
+        }
+    }
 }
 
 /// Whether an operator's request was taken.
@@ -444,6 +476,24 @@ impl Store {
     /// What waits, for the gauges.
     pub(crate) async fn backlog(&self) -> Result<Backlog, StoreError> {
         self.sqlite.backlog().await
+    }
+
+    // --- gates -------------------------------------------------------------------------------
+
+    /// Every gate that has counted a failure since the last success, or is closed.
+    pub(crate) async fn gates(&self) -> Result<Vec<GateRow>, StoreError> {
+        self.sqlite.gates().await
+    }
+
+    /// Holds or opens a gate, with an audit entry.
+    pub(crate) async fn act_on_gate(
+        &self,
+        subscription: String,
+        code: Code,
+        act: GateAct,
+        actor: String,
+    ) -> Result<(), StoreError> {
+        self.sqlite.act_on_gate(subscription, code, act, actor).await
     }
 
     // --- the outbox --------------------------------------------------------------------------

@@ -9,12 +9,11 @@ use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 
-use super::{complain, out, table};
-use crate::clock::Clock;
-use crate::config::{Config, StoreUrl};
+use super::{complain, operator_store, out, table};
+use crate::config::{Config, operator_name};
 use crate::exception::{Case, Payload, Redriven, redrive_blocked};
 use crate::outcome::Category;
-use crate::store::{CaseFilter, CaseStatus, OpenAs, Store};
+use crate::store::{CaseFilter, CaseStatus, Store};
 
 #[derive(Subcommand)]
 pub(super) enum Command {
@@ -83,15 +82,7 @@ pub(super) struct CloseArguments {
 }
 
 pub(super) async fn run(command: Command, config: &Config) -> anyhow::Result<()> {
-    let StoreUrl::Sqlite(path) = &config.store;
-    let store = Store::open_sqlite(
-        path.clone(),
-        OpenAs::Operator,
-        Vec::new(),
-        config.recovery,
-        Clock::System,
-    )
-    .await?;
+    let store = operator_store(config).await?;
     match command {
         Command::List(arguments) => list(&store, arguments).await,
         Command::Show(arguments) => show(&store, arguments).await,
@@ -135,8 +126,11 @@ async fn list(store: &Store, arguments: ListArguments) -> anyhow::Result<()> {
 
 async fn show(store: &Store, arguments: ShowArguments) -> anyhow::Result<()> {
     let case = store.exception(&arguments.id).await?;
-    let payload =
-        if arguments.reveal { store.reveal_payload(&case.id, &actor()).await? } else { None };
+    let payload = if arguments.reveal {
+        store.reveal_payload(&case.id, &operator_name()).await?
+    } else {
+        None
+    };
     let audit = store.exception_audit(&case.id).await?;
     if arguments.json {
         let mut object = serde_json::to_value(&case)?;
@@ -222,7 +216,7 @@ async fn redrive(store: &Store, arguments: RedriveArguments) -> anyhow::Result<(
         }
         return out(&format!("{table}\nA dry run: nothing was done.\n"));
     }
-    let actor = actor();
+    let actor = operator_name();
     let (mut asked, mut failed) = (Vec::new(), 0_usize);
     for case in cases {
         match store.redrive_exception(&case.id, &actor).await {
@@ -295,7 +289,7 @@ fn verdict(case: &Case) -> String {
 }
 
 async fn close(store: &Store, arguments: CloseArguments) -> anyhow::Result<()> {
-    let actor = actor();
+    let actor = operator_name();
     for id in &arguments.ids {
         let case = store.exception(id).await?;
         store
@@ -305,11 +299,6 @@ async fn close(store: &Store, arguments: CloseArguments) -> anyhow::Result<()> {
         out(&format!("{} closed\n", case.id))?;
     }
     Ok(())
-}
-
-/// Who is at the keyboard, for the audit log.
-fn actor() -> String {
-    crate::config::operator_name()
 }
 
 fn brief(text: &str) -> String {

@@ -91,6 +91,8 @@ variables! {
             "A message first seen longer ago is not recovered again, but quarantined.";
         RECOVERY_CONCURRENCY_MAX = "BACKSTOP_RECOVERY_CONCURRENCY_MAX", Value("4"), Count { unit: "runs", min: 1, max: 256 }, "4",
             "Recoveries that run at the same time, beside live traffic.";
+        GATE_PROBE_SECS = "BACKSTOP_GATE_PROBE_SECS", Value("10"), Secs { min: 0.001, max: DAY }, "10",
+            "How often one message tries a dependency that is away, while the others wait at its closed gate.";
         LEASE_SECS = "BACKSTOP_LEASE_SECS", Value("60"), Secs { min: 0.002, max: 7200.0 }, "60",
             "How long a claimed run is believed alive without a report. At least twice the handler timeout.";
     }

@@ -139,7 +139,7 @@ fn everything(observer: &Observer) {
     observer.attempt_finished(ORDERS, 1, Err(&NOT_FOUND), SECOND);
     observer.message_quarantined(quarantined("ord-1", "/shop", &NOT_FOUND));
     observer.case_reopened(quarantined("ord-1", "/shop", &NOT_FOUND));
-    observer.recovery_scheduled("orders", Some(&NOT_FOUND), SECOND);
+    observer.recovery_scheduled("orders", Some(&NOT_FOUND), Some(SECOND));
     observer.messages_published("order-accepted", 3, SECOND);
     observer.publish_failed("order-accepted", 2, &NOT_FOUND, SECOND);
     observer.publish_refused("order-accepted", &NOT_FOUND, &8);

@@ -114,8 +114,7 @@ impl Callback {
             Ok(Ok(outcomes)) => answer_of(&outcomes),
             // The task goes on; the next delivery meets what it left.
             Err(_) if self.consumer.store.is_healthy() => Answer::Retry,
-            Err(_) => Answer::Unavailable,
-            Ok(Err(_)) => Answer::Unavailable,
+            Err(_) | Ok(Err(_)) => Answer::Unavailable,
         }
     }
 

@@ -19,6 +19,7 @@ use crate::store::{AppMigration, OpenAs, StoreError};
 
 mod cases;
 mod effects;
+mod gates;
 mod ledger;
 #[cfg(test)]
 mod model;

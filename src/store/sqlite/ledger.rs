@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use rusqlite::{Connection, OptionalExtension, Row as SqlRow, named_params, params};
 
-use super::{Sqlite, cases, effects, outbox};
+use super::{Sqlite, cases, effects, gates, outbox};
 use crate::clock::Timestamp;
 use crate::custody::{
     Authority, CaseOpened, Happening, Limits, Row, Standing, State, Verdict, step,
@@ -158,6 +158,9 @@ impl Ledger<'_> {
         attempt: Option<&Code>,
     ) -> Result<Written, StoreError> {
         let before = load_row(self.connection, incoming.key)?;
+        let at_gate = self.at_gate(incoming, happening)?;
+        let spared = gates::spared(happening, at_gate.as_ref());
+        let happening = spared.as_ref().unwrap_or(happening);
         match self.judge(incoming, before.as_ref(), happening)? {
             Verdict::Nothing(standing) => {
                 if matches!(happening, Happening::Refused(..)) {
@@ -180,6 +183,9 @@ impl Ledger<'_> {
                     self.record_attempt(incoming.key, attempt_kind(before.as_ref()), code)?;
                 }
                 self.put(incoming, before.is_some(), &row)?;
+                if let Some(at_gate) = at_gate {
+                    at_gate.record(self, &incoming.subscription, incoming.key)?;
+                }
                 self.written(incoming, &row, opened)
             }
         }
@@ -206,12 +212,24 @@ impl Ledger<'_> {
             return cases::open(self.connection, incoming, &opened, self.now)
                 .map(Written::Quarantined);
         }
-        match (row.state, row.due_at) {
-            (State::Recovering, Some(due_at)) => {
+        match row.state {
+            State::Recovering => {
+                let waits = gates::wait_if_closed(self.connection, incoming.key)?;
+                let due_at = row.due_at.filter(|_| !waits);
                 Ok(Written::Recovering { due_at, never_attempted: row.never_attempted })
             }
-            (state, _) => Ok(Written::Now(state)),
+            state => Ok(Written::Now(state)),
         }
+    }
+
+    fn at_gate(
+        &self,
+        incoming: &Incoming,
+        happening: &Happening,
+    ) -> Result<Option<gates::AtGate>, StoreError> {
+        let Happening::Failed(_, code) = happening else { return Ok(None) };
+        let Ledger { connection, now, .. } = *self;
+        gates::AtGate::look(connection, &incoming.subscription, code, incoming.key, now).map(Some)
     }
 
     /// Runs the statements, appends the outgoing messages and writes the inbox key, in this order;
@@ -256,6 +274,7 @@ impl Ledger<'_> {
         if before.is_some() {
             self.finish(incoming.key)?;
         }
+        gates::succeeded(self, &incoming.subscription)?;
         Ok(Committed::Yes)
     }
 
@@ -338,50 +357,63 @@ impl Ledger<'_> {
 
     pub(super) fn time_passed(&self, max: u32) -> Result<Vec<Written>, StoreError> {
         let mut written = Vec::new();
-        for key in self.overdue(max)? {
+        let overdue = self.overdue(max)?.into_iter().map(|key| (key, Happening::TimePassed));
+        let too_old = gates::too_old(self, max)?.into_iter();
+        let too_old = too_old.map(|key| (key, Happening::WaitedTooLong));
+        for (key, happening) in overdue.chain(too_old) {
             if let Some(incoming) = load_incoming(self.connection, key)? {
-                written.push(self.happen(&incoming, &Happening::TimePassed, None)?);
+                written.push(self.happen(&incoming, &happening, None)?);
             }
         }
         Ok(written)
     }
 
+    /// Redrives that were asked for, then probes of closed gates, then what is due.
     pub(super) fn claim_due(&self, max: u32) -> Result<(Vec<Claim>, Vec<Written>), StoreError> {
-        let asked = self.keys(
-            "SELECT key FROM exception
-             WHERE redrive_requested_at <= ?1 AND status = 'open'
-             ORDER BY redrive_requested_at LIMIT ?2",
-            max,
-        )?;
-        let due = self.keys(
-            "SELECT key FROM message WHERE state = 'recovering' AND due_at <= ?1
-             ORDER BY due_at LIMIT ?2",
-            max,
-        )?;
-        let wanted = asked
-            .into_iter()
-            .map(|key| (key, Happening::RedriveClaim, AttemptKind::Redrive))
-            .chain(
-                due.into_iter().map(|key| (key, Happening::RecoveryClaim, AttemptKind::Recovery)),
-            )
-            .take(max as usize);
         let (mut claims, mut other) = (Vec::new(), Vec::new());
-        for (key, happening, kind) in wanted {
-            if kind == AttemptKind::Redrive {
-                cases::take_request(self.connection, key)?;
+        for key in self.keys(ASKED_FOR, max)? {
+            cases::take_request(self.connection, key)?;
+            self.claim(key, AttemptKind::Redrive, &mut claims, &mut other)?;
+        }
+        for key in gates::probes(self)? {
+            self.claim(key, AttemptKind::Recovery, &mut claims, &mut other)?;
+        }
+        while claims.len() < max as usize {
+            let due = self.keys(DUE, max)?;
+            if due.is_empty() {
+                break;
             }
-            let Some(incoming) = load_incoming(self.connection, key)? else { continue };
-            match self.happen(&incoming, &happening, None)? {
-                Written::Now(State::Running | State::Redriving) => {
-                    if kind == AttemptKind::Redrive {
-                        cases::redriving(self.connection, key, self.now)?;
-                    }
-                    claims.push(self.claim_of(&Arc::new(incoming), kind)?);
+            for key in due.into_iter().take(max as usize - claims.len()) {
+                // Each step takes the message out of what is due, so this ends.
+                if !gates::wait_if_closed(self.connection, key)? {
+                    self.claim(key, AttemptKind::Recovery, &mut claims, &mut other)?;
                 }
-                written => other.push(written),
             }
         }
         Ok((claims, other))
+    }
+
+    fn claim(
+        &self,
+        key: MessageKey,
+        kind: AttemptKind,
+        claims: &mut Vec<Claim>,
+        other: &mut Vec<Written>,
+    ) -> Result<(), StoreError> {
+        let Some(incoming) = load_incoming(self.connection, key)? else { return Ok(()) };
+        let happening = match kind {
+            AttemptKind::Redrive => Happening::RedriveClaim,
+            AttemptKind::Live | AttemptKind::Recovery => Happening::RecoveryClaim,
+        };
+        match self.happen(&incoming, &happening, None)? {
+            Written::Now(State::Running) => claims.push(self.claim_of(&Arc::new(incoming), kind)?),
+            Written::Now(State::Redriving) => {
+                cases::redriving(self.connection, key, self.now)?;
+                claims.push(self.claim_of(&Arc::new(incoming), kind)?);
+            }
+            written => other.push(written),
+        }
+        Ok(())
     }
 
     fn claim_of(&self, incoming: &Arc<Incoming>, kind: AttemptKind) -> Result<Claim, StoreError> {
@@ -410,6 +442,13 @@ impl Ledger<'_> {
         rows.collect::<Result<_, _>>().map_err(StoreError::away)
     }
 }
+
+const ASKED_FOR: &str = "SELECT key FROM exception
+    WHERE redrive_requested_at <= ?1 AND status = 'open'
+    ORDER BY redrive_requested_at LIMIT ?2";
+
+const DUE: &str = "SELECT key FROM message WHERE state = 'recovering' AND due_at <= ?1
+    ORDER BY due_at LIMIT ?2";
 
 const UPDATE_ROW: &str =
     "UPDATE message SET state = :state, run = :run, lease_until = :lease_until,
@@ -548,7 +587,11 @@ pub(super) fn next_due(connection: &Connection) -> Result<Option<Timestamp>, Sto
                  SELECT min(lease_until) FROM message WHERE lease_until IS NOT NULL
                  UNION ALL
                  SELECT min(redrive_requested_at) FROM exception
-                 WHERE redrive_requested_at IS NOT NULL)",
+                 WHERE redrive_requested_at IS NOT NULL
+                 UNION ALL
+                 SELECT min(next_probe_at) FROM gate WHERE NOT held AND EXISTS (
+                     SELECT 1 FROM message m WHERE m.state = 'recovering' AND m.due_at IS NULL
+                         AND m.subscription = gate.subscription AND m.gate = gate.code))",
         )
         .and_then(|mut select| select.query_row([], |row| row.get(0)))
         .map_err(StoreError::away)?;
