@@ -60,6 +60,8 @@ pub(crate) struct Consumer {
     /// Rung when something was appended to the outbox.
     pub relay_wake: Notify,
     in_flight: InFlight,
+    /// Until when every message is claimed before it is handled.
+    cautious_until: Option<Instant>,
 }
 
 impl Consumer {
@@ -77,7 +79,19 @@ impl Consumer {
             recovery_wake: Notify::new(),
             relay_wake: Notify::new(),
             in_flight: InFlight::default(),
+            cautious_until: None,
         }
+    }
+
+    /// For a while after an unclean end every message is claimed before it is handled, and
+    /// recovery runs one at a time: a message that ends the process is then known by its claim,
+    /// spends its own recoveries with each end, and takes no neighbour with it.
+    pub(crate) fn cautious_for(&mut self, duration: Duration) {
+        self.cautious_until = Some(Instant::now() + duration);
+    }
+
+    pub(crate) fn is_cautious(&self) -> bool {
+        self.cautious_until.is_some_and(|until| Instant::now() < until)
     }
 
     /// Step 1, receive: decodes what the sidecar handed over and judges every message in it alone.
@@ -174,7 +188,7 @@ impl Consumer {
             return self.file(incoming, category, code).await;
         }
         // Step 4, handle; steps 5 and 6 follow from how that ends.
-        let run = if subscription.outside_call() == OutsideCall::None {
+        let run = if subscription.outside_call() == OutsideCall::None && !self.is_cautious() {
             Run {
                 incoming,
                 event,
@@ -183,7 +197,7 @@ impl Consumer {
                 lane: Lane::Live,
             }
         } else {
-            // Claimed before the call, bytes included: whatever happens now, the store owns it.
+            // Claimed first, bytes included: whatever happens now, the store owns it.
             match self.store.claim_live(Arc::clone(&incoming)).await {
                 Ok(Ok(claim)) if self.has_time(&claim) => Run::claimed(claim, event, Lane::Live),
                 Ok(Ok(claim)) => return self.give_back(claim, &reason::LEASE_TOO_SHORT).await,

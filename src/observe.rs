@@ -124,6 +124,10 @@ pub struct Backlog {
     pub exceptions_open: u64,
     /// Messages that automatic recovery has in hand.
     pub recovering: u64,
+    /// Gates that are closed.
+    pub gates_closed: u64,
+    /// Messages that wait at a closed gate.
+    pub gates_waiting: u64,
 }
 
 /// Tells operators what happens; cheap to clone, and every clone counts into the same place.
@@ -150,6 +154,8 @@ struct Shared {
     outbox_oldest_age: Gauge<f64>,
     exceptions_open: Gauge<u64>,
     recovering: Gauge<u64>,
+    gates_closed: Gauge<u64>,
+    gates_waiting: Gauge<u64>,
     store_available: Gauge<u64>,
 }
 
@@ -177,6 +183,8 @@ impl Observer {
             outbox_oldest_age: gauge_secs(meter, &m::OUTBOX_OLDEST_AGE),
             exceptions_open: gauge(meter, &m::EXCEPTIONS_OPEN),
             recovering: gauge(meter, &m::RECOVERING),
+            gates_closed: gauge(meter, &m::GATES_CLOSED),
+            gates_waiting: gauge(meter, &m::GATES_WAITING),
             store_available: gauge(meter, &m::STORE_AVAILABLE),
         };
         Self { shared: Arc::new(shared) }
@@ -335,6 +343,12 @@ impl Observer {
         );
     }
 
+    /// The service before this one ended uncleanly.
+    #[allow(clippy::unused_self, reason = "happenings are told to an observer, whatever it does")]
+    pub fn starts_cautiously(&self, duration: Duration) {
+        warn!(for_secs = duration.as_secs_f64(), "{}", catalog::STARTS_CAUTIOUSLY);
+    }
+
     /// The sidecar took these messages, by one call that took so long.
     pub fn messages_published(&self, topic: &str, count: u64, took: Duration) {
         let at = [system(), operation("publish"), destination(self.shared.topics.label(topic))];
@@ -375,6 +389,8 @@ impl Observer {
         shared.outbox_oldest_age.record(backlog.outbox_oldest_age.as_secs_f64(), &[]);
         shared.exceptions_open.record(backlog.exceptions_open, &[]);
         shared.recovering.record(backlog.recovering, &[]);
+        shared.gates_closed.record(backlog.gates_closed, &[]);
+        shared.gates_waiting.record(backlog.gates_waiting, &[]);
     }
 
     /// The store can, or cannot, commit. Only a change is logged, so it may be told as often as it

@@ -34,7 +34,7 @@ pub(crate) async fn run(
 ) {
     let slots = Arc::new(Semaphore::new(concurrency));
     while !stop.is_cancelled() {
-        let pause = match start_due(&consumer, &name, &slots, &runs, &stop).await {
+        let pause = match start_due(&consumer, &name, &slots, concurrency, &runs, &stop).await {
             Ok(pause) => pause,
             Err(error) => {
                 tracing::debug!(error = %error, "The store did not answer.");
@@ -55,6 +55,7 @@ async fn start_due(
     consumer: &Arc<Consumer>,
     name: &Arc<str>,
     slots: &Arc<Semaphore>,
+    concurrency: usize,
     runs: &TaskTracker,
     stop: &CancellationToken,
 ) -> Result<Duration, StoreError> {
@@ -72,7 +73,7 @@ async fn start_due(
         }
         let moved = consumer.store.time_passed(SWEEP_MAX).await?;
         tell(consumer, &moved);
-        let free = u32::try_from(slots.available_permits()).unwrap_or(u32::MAX);
+        let free = free_slots(consumer, slots, concurrency);
         if free == 0 || stop.is_cancelled() {
             // A run that ends rings the bell.
             return Ok(LOOK_UP_EVERY);
@@ -90,6 +91,13 @@ async fn start_due(
             }
         }
     }
+}
+
+/// How many runs may start now: one at a time while the consumer is cautious.
+fn free_slots(consumer: &Consumer, slots: &Semaphore, concurrency: usize) -> u32 {
+    let free = slots.available_permits();
+    let allowed = if consumer.is_cautious() { usize::from(free == concurrency) } else { free };
+    u32::try_from(allowed).unwrap_or(u32::MAX)
 }
 
 async fn start(

@@ -37,6 +37,8 @@ mod http;
 
 /// How often the gauges are measured.
 const MEASURE_EVERY: Duration = Duration::from_secs(5);
+/// How long a service is cautious after an unclean end.
+const CAUTIOUS_FOR: Duration = Duration::from_secs(600);
 /// Streams the sidecar may open on one connection; hyper's default of 200 would queue deliveries
 /// inside the sidecar, unseen.
 const STREAMS_MAX: u32 = 4096;
@@ -110,7 +112,14 @@ impl Service {
             handler_timeout: config.delivery.handler_timeout,
             delivery_deadline: config.delivery.deadline,
         };
-        let consumer = Arc::new(Consumer::new(store, subscriptions, times, observer.clone()));
+        let after_crash = store.opened_after_crash();
+        store.serving(true).await?;
+        let mut consumer = Consumer::new(store, subscriptions, times, observer.clone());
+        if after_crash {
+            observer.starts_cautiously(CAUTIOUS_FOR);
+            consumer.cautious_for(CAUTIOUS_FOR);
+        }
+        let consumer = Arc::new(consumer);
         let (told, identity) = watch::channel(None);
         let running = Running {
             consumer,
@@ -291,6 +300,8 @@ impl Running {
             "the drain took longer than {} s; what was in hand is in the store or comes again",
             limit.as_secs_f64()
         );
+        // Only now: a drain past its limit leaves the mark of an unclean end.
+        self.consumer.store.serving(false).await?;
         tracing::info!("Drained.");
         Ok(())
     }
@@ -308,6 +319,8 @@ async fn measure(consumer: Arc<Consumer>, stop: CancellationToken) {
                     .map_or(Duration::ZERO, |oldest| now.since(oldest)),
                 exceptions_open: backlog.exceptions_open,
                 recovering: backlog.recovering,
+                gates_closed: backlog.gates_closed,
+                gates_waiting: backlog.gates_waiting,
             });
         }
         tokio::select! {

@@ -172,6 +172,8 @@ pub(crate) struct Outgoing {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Backlog {
     pub recovering: u64,
+    pub gates_closed: u64,
+    pub gates_waiting: u64,
     pub exceptions_open: u64,
     pub outbox_pending: u64,
     pub outbox_oldest: Option<Timestamp>,
@@ -378,6 +380,16 @@ impl Store {
     /// Completes when the store can be written again; at once while it can.
     pub(crate) async fn becomes_healthy(&self) {
         self.sqlite.worker.becomes_healthy().await;
+    }
+
+    /// Whether the service before this one ended without saying so.
+    pub(crate) fn opened_after_crash(&self) -> bool {
+        self.sqlite.after_crash
+    }
+
+    /// Marks that a service serves now, or has ended properly.
+    pub(crate) async fn serving(&self, serves: bool) -> Result<(), StoreError> {
+        self.sqlite.serving(serves).await
     }
 
     /// The time by which leases and due times are judged.

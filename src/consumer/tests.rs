@@ -475,6 +475,18 @@ async fn a_handler_that_calls_outside_is_claimed_first_with_its_bytes() {
 }
 
 #[tokio::test]
+async fn a_cautious_consumer_claims_every_message_before_its_handler_runs() {
+    let mut world = world(OutsideCall::None).await;
+    Arc::get_mut(&mut world.consumer).unwrap().cautious_for(Duration::from_secs(60));
+    assert_eq!(world.live(&event("1", "")).await, Outcome::Processed);
+    assert_eq!(world.live(&event("2", "fail")).await, Outcome::Retrying(BUSY));
+    let rows = world.rows("SELECT run, attempts FROM message").await;
+    assert_eq!(rows, [[Value::Integer(1), Value::Integer(1)]]);
+    assert_eq!(world.live(&event("2", "fail")).await, Outcome::Retrying(BUSY));
+    assert_eq!((world.count("done").await, world.calls()), (1, 3));
+}
+
+#[tokio::test]
 async fn an_outside_call_that_must_not_be_repeated_is_not_repeated() {
     for (does, outcome) in [
         ("fail", Outcome::Quarantined(Category::OutcomeUnknown)),

@@ -91,6 +91,10 @@ metrics! {
         "Cases that wait for a person.";
     RECOVERING = Gauge "backstop.recovering" as "backstop_recovering" in "{message}" by [],
         "Messages that automatic recovery has in hand.";
+    GATES_CLOSED = Gauge "backstop.gates.closed" as "backstop_gates_closed" in "{gate}" by [],
+        "Gates that are closed: dependencies that are away.";
+    GATES_WAITING = Gauge "backstop.gates.waiting" as "backstop_gates_waiting" in "{message}" by [],
+        "Messages that wait at a closed gate.";
     STORE_AVAILABLE = Gauge "backstop.store.available" as "backstop_store_available" in "" by [],
         "1 while the store can commit, 0 while it cannot.";
 }
@@ -127,6 +131,9 @@ events! {
     DEAD_LETTER_COMPONENT_MISSING = WARN "Dead letters come through the same component as their topic. While its breaker is open, or this service is away, events are then lost on Redis and JetStream. Load a second component of the same broker, named as `component` says; components/ has one for each broker."
         with ["pubsub", "component"],
         "The sidecar's metadata does not show the dead-letter component.";
+    STARTS_CAUTIOUSLY = WARN "The service before this one ended uncleanly; every message is claimed first for a while."
+        with ["for_secs"],
+        "A message that ends the process is found out, and takes no other with it. Slower: one more commit a message.";
     STORE_BACK = INFO "The store can commit again."
         with [],
         "Deliveries go on.";

@@ -144,6 +144,7 @@ fn everything(observer: &Observer) {
     observer.publish_failed("order-accepted", 2, &NOT_FOUND, SECOND);
     observer.publish_refused("order-accepted", &NOT_FOUND, &8);
     observer.backlog_measured(Backlog { outbox_pending: 5, ..Backlog::default() });
+    observer.starts_cautiously(SECOND);
     observer.store_health(false);
     observer.store_health(true);
     observer.sidecar_found("order-service", "1.16.4", "order-service");

@@ -43,6 +43,8 @@ pub(crate) struct Sqlite {
     pub(crate) worker: Worker,
     pub(crate) clock: Clock,
     limits: Limits,
+    /// The service before this one ended without saying so.
+    pub(crate) after_crash: bool,
     /// Held, never read: dropping it lets another service in.
     _lock: Option<Arc<File>>,
 }
@@ -70,16 +72,19 @@ impl Sqlite {
             }
         };
         let mut writer = connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
-        match open_as {
+        let after_crash = match open_as {
             OpenAs::Service => {
                 migrate(&mut writer, migrations, clock.now())?;
-                take_over(&writer)?;
+                take_over(&writer)?
             }
-            OpenAs::Operator => check_schema(&writer)?,
-        }
+            OpenAs::Operator => {
+                check_schema(&writer)?;
+                false
+            }
+        };
         let reader = connect(path, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
         let worker = Worker::start(writer, reader, clock.clone()).map_err(StoreError::away)?;
-        Ok(Self { worker, clock, limits, _lock: lock })
+        Ok(Self { worker, clock, limits, after_crash, _lock: lock })
     }
 
     pub(crate) async fn probe(&self) -> Result<(), StoreError> {
@@ -90,6 +95,18 @@ impl Sqlite {
             Ok(Kept::Keep(()))
         };
         self.worker.write(touch).await
+    }
+
+    /// Marks that a service serves now, or has ended properly.
+    pub(crate) async fn serving(&self, serves: bool) -> Result<(), StoreError> {
+        let state = if serves { "serving" } else { "ended" };
+        let mark = move |connection: &Connection, _| {
+            connection
+                .execute("UPDATE process SET state = ?1", [state])
+                .map_err(StoreError::away)?;
+            Ok(Kept::Keep(()))
+        };
+        self.worker.write(mark).await
     }
 
     pub(crate) async fn query(
@@ -238,10 +255,13 @@ fn check_schema(connection: &Connection) -> Result<(), StoreError> {
     }
 }
 
-/// Ends the leases of an earlier process: the lock says that it is gone.
-fn take_over(connection: &Connection) -> Result<(), StoreError> {
+/// Ends the leases of an earlier process, which the lock says is gone, and says whether it ended
+/// without a word. The mark of this one's start is set by [`Sqlite::serving`].
+fn take_over(connection: &Connection) -> Result<bool, StoreError> {
     connection
         .execute("UPDATE message SET lease_until = 0 WHERE lease_until IS NOT NULL", [])
         .map_err(StoreError::away)?;
-    Ok(())
+    connection
+        .query_row("SELECT state = 'serving' FROM process", [], |row| row.get(0))
+        .map_err(StoreError::away)
 }

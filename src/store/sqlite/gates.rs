@@ -160,10 +160,13 @@ pub(super) fn succeeded(ledger: &Ledger<'_>, subscription: &str) -> Result<(), S
 
 /// The waiting messages that may be run now without a success, at most one a gate: claimed by the
 /// caller where the gate is closed, and given a due time where it is opening.
-pub(super) fn probes(ledger: &Ledger<'_>) -> Result<Vec<MessageKey>, StoreError> {
+pub(super) fn probes(ledger: &Ledger<'_>, max: usize) -> Result<Vec<MessageKey>, StoreError> {
     let Ledger { connection, limits, now } = *ledger;
     let mut keys = Vec::new();
     for row in list(connection)? {
+        if keys.len() == max {
+            break;
+        }
         let (subscription, code) = (row.subscription.as_str(), row.code.as_str());
         if !row.gate.may_probe(now) || probe_is_on(connection, subscription, code)? {
             continue;

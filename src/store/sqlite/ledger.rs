@@ -375,7 +375,7 @@ impl Ledger<'_> {
             cases::take_request(self.connection, key)?;
             self.claim(key, AttemptKind::Redrive, &mut claims, &mut other)?;
         }
-        for key in gates::probes(self)? {
+        for key in gates::probes(self, max as usize - claims.len())? {
             self.claim(key, AttemptKind::Recovery, &mut claims, &mut other)?;
         }
         while claims.len() < max as usize {
@@ -602,6 +602,8 @@ fn backlog(connection: &Connection) -> Result<Backlog, StoreError> {
     connection
         .prepare_cached(
             "SELECT (SELECT count(*) FROM message WHERE state IN ('recovering', 'running')),
+                    (SELECT count(*) FROM gate WHERE state = 'closed'),
+                    (SELECT count(*) FROM message WHERE state = 'recovering' AND due_at IS NULL),
                     (SELECT count(*) FROM exception WHERE status IN ('open', 'redriving')),
                     (SELECT count(*) FROM outbox o JOIN relay_cursor c USING (pubsub, topic)
                       WHERE o.seq > c.seq),
@@ -613,9 +615,11 @@ fn backlog(connection: &Connection) -> Result<Backlog, StoreError> {
                 let count = |column| row.get::<_, i64>(column).map(i64::unsigned_abs);
                 Ok(Backlog {
                     recovering: count(0)?,
-                    exceptions_open: count(1)?,
-                    outbox_pending: count(2)?,
-                    outbox_oldest: row.get::<_, Option<i64>>(3)?.map(Timestamp),
+                    gates_closed: count(1)?,
+                    gates_waiting: count(2)?,
+                    exceptions_open: count(3)?,
+                    outbox_pending: count(4)?,
+                    outbox_oldest: row.get::<_, Option<i64>>(5)?.map(Timestamp),
                 })
             })
         })
