@@ -18,7 +18,7 @@ run: need-cargo need-broker ## show the main job on real input, then keep runnin
 test: need-cargo ## all tests, against a real sidecar and a real Redis
 	@deploy/local/install.sh redis-server
 	@DAPRD="$$(deploy/local/find-daprd.sh)" && export DAPRD && \
-	exec cargo test
+	exec cargo test --features failpoints
 
 lint: need-cargo ## formatting and clippy, warnings are errors
 	cargo fmt --check

@@ -16,6 +16,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::custody::{Authority, Standing, State};
 use crate::event::{Arrival, Event, Fingerprint, Malformed, MessageKey, decode};
+use crate::failpoint::{Gap, reached};
 use crate::observe::{self, Lane, Observer, Place};
 use crate::outcome::{Category, Code, Outcome, reason};
 use crate::store::{AttemptKind, Claim, Incoming, Quarantined, Store, StoreError, Written};
@@ -136,6 +137,9 @@ impl Consumer {
                 }
             };
             self.observer.delivery_judged(subscription.place(lane), &outcome, began.elapsed());
+            if let Some(gap) = gap_before_answer(&outcome, lane) {
+                reached(gap);
+            }
             let away = outcome == Outcome::StoreAway;
             outcomes.push(outcome);
             if away {
@@ -245,6 +249,9 @@ impl Consumer {
         let outcome = self.rerun_judged(claim, lane, consumer).await;
         let place = Place { subscription: &incoming.subscription, topic: &incoming.topic, lane };
         self.observer.delivery_judged(place, &outcome, began.elapsed());
+        if outcome == Outcome::Processed {
+            reached(Gap::RecoveryCommitted);
+        }
         self.recovery_wake.notify_one();
     }
 
@@ -425,6 +432,17 @@ impl Consumer {
 enum Look {
     Over(Outcome),
     Open { attempts: u32 },
+}
+
+/// Where a crash now would leave an outcome on disk that the sidecar has not heard of.
+const fn gap_before_answer(outcome: &Outcome, lane: Lane) -> Option<Gap> {
+    match (outcome, lane) {
+        (Outcome::Processed, _) => Some(Gap::Committed),
+        (Outcome::Retrying(_), _) => Some(Gap::FailureWritten),
+        (Outcome::Recovering, Lane::DeadLetter) => Some(Gap::DeadLetterTaken),
+        (Outcome::Quarantined(_), _) => Some(Gap::Quarantined),
+        _ => None,
+    }
 }
 
 fn over(standing: Standing) -> Outcome {

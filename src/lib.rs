@@ -116,6 +116,7 @@ mod custody;
 mod effect;
 mod event;
 mod exception;
+mod failpoint;
 mod gate;
 mod handler;
 mod observe;

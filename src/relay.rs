@@ -19,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::backoff::Backoff;
 use crate::consumer::Consumer;
+use crate::failpoint::{Gap, reached};
 use crate::outcome::Code;
 use crate::store::{Outgoing, StoreError};
 
@@ -155,6 +156,7 @@ where
         }
     }
     if let Some(last) = accepted {
+        reached(Gap::Published);
         consumer.observer.messages_published(&last.topic, count, began.elapsed());
         consumer.store.outbox_published(last).await?;
     }

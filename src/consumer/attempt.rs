@@ -13,6 +13,7 @@ use crate::clock::Timestamp;
 use crate::custody::{Authority, Standing};
 use crate::effect::{Effects, Message};
 use crate::event::Event;
+use crate::failpoint::{Gap, reached};
 use crate::handler::{Context, HandlerError, Kind, Tx};
 use crate::observe::{Lane, current_traceparent, span_for};
 use crate::outcome::{Category, Code, Outcome, reason};
@@ -63,6 +64,11 @@ impl Consumer {
     ) -> Outcome {
         let limit = self.times.handler_timeout;
         let until = Instant::now() + limit;
+        match (run.lane, run.authority) {
+            (Lane::Redrive, _) => reached(Gap::RedriveClaimed),
+            (_, Authority::Run(_)) => reached(Gap::Claimed),
+            (_, Authority::Delivery) => {}
+        }
         let place = subscription.place(run.lane);
         let span = span_for(place, run.event.traceparent(), run.event.tracestate());
         let work = async {
@@ -137,6 +143,7 @@ impl Consumer {
     }
 
     async fn commit(&self, run: &Run, effects: Effects, consumer: &Arc<str>) -> Ended {
+        reached(Gap::Handled);
         let outgoing = self.outgoing(run, effects.messages, consumer);
         let incoming = Arc::clone(&run.incoming);
         committed(self.store.commit(incoming, run.authority, effects.statements, outgoing).await)
