@@ -18,7 +18,6 @@ use tokio::sync::watch;
 use tokio_stream::wrappers::TcpListenerStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tonic::codegen::InterceptedService;
 
 use crate::clock::Clock;
 use crate::config::{Config, StoreUrl};
@@ -249,16 +248,17 @@ impl Running {
     }
 
     fn start_callback(&self, listener: TcpListener, config: &Config) -> Server {
+        let token =
+            TokenCheck::new(config.sidecar.app_api_token.clone(), config.sidecar.app_token_mode);
         let callback = Callback::new(
             Arc::clone(&self.consumer),
             config.pubsub.as_str().into(),
             self.identity.clone(),
             self.deliveries.clone(),
             self.stop_taking.clone(),
+            token,
         );
         let limit = config.delivery.decode_bytes_max;
-        let token =
-            TokenCheck::new(config.sidecar.app_api_token.clone(), config.sidecar.app_token_mode);
         let events = AppCallbackServer::new(callback.clone()).max_decoding_message_size(limit);
         let alpha = AppCallbackAlphaServer::new(callback.clone()).max_decoding_message_size(limit);
         let health = AppCallbackHealthCheckServer::new(callback);
@@ -269,9 +269,9 @@ impl Running {
                 // Without these a peer that is gone keeps the drain waiting.
                 .http2_keepalive_interval(Some(Duration::from_secs(20)))
                 .http2_keepalive_timeout(Some(Duration::from_secs(10)))
-                .add_service(InterceptedService::new(events, token.clone()))
-                .add_service(InterceptedService::new(alpha, token.clone()))
-                .add_service(InterceptedService::new(health, token))
+                .add_service(events)
+                .add_service(alpha)
+                .add_service(health)
                 .serve_with_incoming_shutdown(
                     TcpListenerStream::new(listener),
                     stop_taking.cancelled_owned(),

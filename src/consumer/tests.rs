@@ -47,6 +47,10 @@ const LIMITS: Limits = Limits {
 };
 
 async fn world(call: OutsideCall) -> World {
+    world_with(call, LIMITS).await
+}
+
+async fn world_with(call: OutsideCall, limits: Limits) -> World {
     let directory = TempDir::new().unwrap();
     let clock = Clock::manual(Timestamp(1_800_000_000_000_000));
     let tables = AppMigration {
@@ -54,7 +58,7 @@ async fn world(call: OutsideCall) -> World {
         sql: "CREATE TABLE done (id TEXT PRIMARY KEY, note TEXT) STRICT",
     };
     let path = directory.path().join("test.db");
-    let store = Store::open_sqlite(path, OpenAs::Service, vec![tables], LIMITS, clock.clone())
+    let store = Store::open_sqlite(path, OpenAs::Service, vec![tables], limits, clock.clone())
         .await
         .unwrap();
     let calls = Arc::new(AtomicU32::new(0));
@@ -632,6 +636,32 @@ async fn a_lone_poison_message_closes_no_gate_and_does_not_keep_one_shut_as_its_
     assert_eq!(world.cases().await.len(), 1);
     assert_eq!(world.cases().await[0].0, Category::Exhausted);
     assert!(world.cases().await[0].2 >= 3, "every one of its recoveries was spent");
+}
+
+/// Too few to close a gate, so only the budget of each message carries it over the outage.
+#[tokio::test]
+async fn four_failing_messages_outlast_an_outage_of_an_hour_at_the_default_settings() {
+    let world = world_with(OutsideCall::None, Limits::default()).await;
+    world.away.store(true, Ordering::SeqCst);
+    for n in 0..4 {
+        let body = event(&format!("away-{n}"), "fails_while_away");
+        for _ in 0..6 {
+            assert_eq!(world.live(&body).await, Outcome::Retrying(BUSY));
+        }
+        assert_eq!(world.dead(&body).await, Outcome::Recovering);
+    }
+    for _ in 0..3600 / 5 {
+        world.clock.advance(Duration::from_secs(5));
+        world.recover().await;
+    }
+    assert_eq!(world.cases().await, []);
+    world.away.store(false, Ordering::SeqCst);
+    for _ in 0..3600 / 5 {
+        world.clock.advance(Duration::from_secs(5));
+        world.recover().await;
+    }
+    assert_eq!((world.count("done").await, world.count("message").await), (4, 0));
+    assert_eq!(world.cases().await, []);
 }
 
 #[tokio::test]

@@ -24,6 +24,7 @@ use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status};
 
 use super::identity::{Identity, second_component};
+use super::token::TokenCheck;
 use super::wire::{arrival_of, bulk_arrival, grpc_timeout, matches_topic, metadata_of};
 use crate::consumer::{Consumer, Origin};
 use crate::event::Arrival;
@@ -45,6 +46,7 @@ pub(crate) struct Callback {
     pubsub: Arc<str>,
     identity: watch::Receiver<Option<Identity>>,
     deliveries: TaskTracker,
+    token: TokenCheck,
     draining: CancellationToken,
 }
 
@@ -55,8 +57,9 @@ impl Callback {
         identity: watch::Receiver<Option<Identity>>,
         deliveries: TaskTracker,
         draining: CancellationToken,
+        token: TokenCheck,
     ) -> Self {
-        Self { consumer, pubsub, identity, deliveries, draining }
+        Self { consumer, pubsub, identity, deliveries, draining, token }
     }
 
     async fn identity(&self) -> Result<Identity, Status> {
@@ -150,6 +153,7 @@ impl Callback {
         &self,
         request: Request<api::TopicEventBulkRequest>,
     ) -> Result<Response<api::TopicEventBulkResponse>, Status> {
+        self.token.check(request.metadata())?;
         let deadline = self.deadline(request.metadata());
         let shared = metadata_of(request.metadata());
         let bulk = request.into_inner();
@@ -261,6 +265,7 @@ impl AppCallback for Callback {
         &self,
         request: Request<api::TopicEventRequest>,
     ) -> Result<Response<api::TopicEventResponse>, Status> {
+        self.token.check(request.metadata())?;
         let deadline = self.deadline(request.metadata());
         let metadata = metadata_of(request.metadata());
         let event = request.into_inner();

@@ -1,17 +1,20 @@
 //! The token the sidecar shows us: `dapr-api-token`, when `APP_API_TOKEN` is set on both sides.
+//!
+//! It shows it with what it delivers, and neither when it asks for our subscriptions nor with its
+//! health probe (dapr v1.18.2, `pkg/runtime/pubsub/subscriptions.go` and
+//! `pkg/channel/grpc/grpc_channel.go`): refused, those two would end consumption altogether.
 
 use secrecy::{ExposeSecret, SecretString};
 use subtle::ConstantTimeEq;
+use tonic::Status;
 use tonic::metadata::MetadataMap;
-use tonic::service::Interceptor;
-use tonic::{Request, Status};
 
 use crate::config::AppTokenMode;
 
 /// Under this name the sidecar sends it (dapr v1.18.2, `pkg/api/grpc/manager/manager.go`).
 const HEADER: &str = "dapr-api-token";
 
-/// Lets a call through, or answers it `UNAUTHENTICATED`.
+/// Lets a call that delivers something through, or answers it `UNAUTHENTICATED`.
 #[derive(Clone)]
 pub(crate) struct TokenCheck {
     expected: Option<SecretString>,
@@ -23,22 +26,25 @@ impl TokenCheck {
         Self { expected, mode }
     }
 
+    /// Checks one call's metadata.
+    ///
+    /// # Errors
+    /// `UNAUTHENTICATED`, which the sidecar does not take for an acknowledgement.
+    #[allow(clippy::result_large_err, reason = "the type that tonic's methods return")]
+    pub(crate) fn check(&self, metadata: &MetadataMap) -> Result<(), Status> {
+        if self.allows(metadata) {
+            Ok(())
+        } else {
+            Err(Status::unauthenticated("the dapr-api-token is missing or wrong"))
+        }
+    }
+
     fn allows(&self, metadata: &MetadataMap) -> bool {
         let Some(expected) = &self.expected else { return true };
         match metadata.get(HEADER) {
             None => self.mode == AppTokenMode::AcceptMissing,
             // Constant time: how long a refusal takes says nothing about how much was right.
             Some(shown) => shown.as_bytes().ct_eq(expected.expose_secret().as_bytes()).into(),
-        }
-    }
-}
-
-impl Interceptor for TokenCheck {
-    fn call(&mut self, request: Request<()>) -> Result<Request<()>, Status> {
-        if self.allows(request.metadata()) {
-            Ok(request)
-        } else {
-            Err(Status::unauthenticated("the dapr-api-token is missing or wrong"))
         }
     }
 }
