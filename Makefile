@@ -4,7 +4,7 @@ BROKER ?= in-memory
 BROKERS := in-memory redis
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint doc clean-run need-cargo need-broker
+.PHONY: help run test soak lint doc clean-run need-cargo need-broker
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -18,7 +18,13 @@ run: need-cargo need-broker ## show the main job on real input, then keep runnin
 test: need-cargo ## all tests, against a real sidecar and a real Redis
 	@deploy/local/install.sh redis-server
 	@DAPRD="$$(deploy/local/find-daprd.sh)" && export DAPRD && \
-	exec cargo test --features failpoints
+	cargo test --features failpoints && \
+	for broker in $(BROKERS); do cargo run --example local -- --broker "$$broker" --once || exit 1; done
+
+soak: need-cargo ## the long versions of the tests: minutes of absence, tens of thousands of events
+	@deploy/local/install.sh redis-server
+	@DAPRD="$$(deploy/local/find-daprd.sh)" && export DAPRD && \
+	exec cargo test --features failpoints,soak -- --nocapture soak
 
 lint: need-cargo ## formatting and clippy, warnings are errors
 	cargo fmt --check

@@ -79,7 +79,7 @@ metrics! {
         "Cases opened, each with one poison log line.";
     RECOVERIES_SCHEDULED = Counter "backstop.recoveries.scheduled" as "backstop_recoveries_scheduled_total" in "{message}"
         by ["subscription", "code"],
-        "Recoveries that got a due time; the code is the latest attempt's, or never_attempted.";
+        "Recoveries that got a due time; the code is the latest attempt's, retries_exhausted when the dead letter started it, or never_attempted.";
     OUTBOX_REFUSED = Counter "backstop.outbox.refused" as "backstop_outbox_refused_total" in "{message}"
         by ["topic", "code"],
         "Outgoing messages that the sidecar refused for good; each has a case.";
