@@ -359,6 +359,17 @@ impl Rules<'_> {
         }
     }
 
+    fn retrying(&self, row: Row) -> Verdict {
+        let row = Row {
+            state: State::Retrying,
+            lease_until: None,
+            due_at: Some(self.now.plus(self.limits.retry_guard)),
+            live_claim: false,
+            ..row
+        };
+        Verdict::Put(row, None)
+    }
+
     fn next_recovery(&self, spent: u32) -> Timestamp {
         self.now.plus(self.limits.backoff.delay(spent, self.seed))
     }
@@ -381,14 +392,7 @@ impl Rules<'_> {
                     let due_at = self.next_recovery(row.recoveries);
                     recovering(row, due_at)
                 } else {
-                    let row = Row {
-                        state: State::Retrying,
-                        lease_until: None,
-                        due_at: Some(self.now.plus(self.limits.retry_guard)),
-                        live_claim: false,
-                        ..row
-                    };
-                    Verdict::Put(row, None)
+                    self.retrying(row)
                 }
             }
         }
@@ -458,16 +462,7 @@ impl Rules<'_> {
     fn released(&self, row: Row) -> Verdict {
         match row.state {
             State::Redriving => quarantined(row, None, reason::RUN_LOST),
-            _ if row.live_claim => {
-                let row = Row {
-                    state: State::Retrying,
-                    lease_until: None,
-                    due_at: Some(self.now.plus(self.limits.retry_guard)),
-                    live_claim: false,
-                    ..row
-                };
-                Verdict::Put(row, None)
-            }
+            _ if row.live_claim => self.retrying(row),
             _ => {
                 let row = Row { recoveries: row.recoveries.saturating_sub(1), ..row };
                 recovering(row, self.now)
@@ -475,3 +470,6 @@ impl Rules<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

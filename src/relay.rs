@@ -59,7 +59,6 @@ pub(crate) async fn run<P, F>(
     let mut pauses: HashMap<(String, String), Pause> = HashMap::new();
     while !stop.is_cancelled() {
         let now = Instant::now();
-        pauses.retain(|_, pause| pause.failures > 0);
         let resting =
             |topic: &(String, String)| pauses.get(topic).is_some_and(|pause| pause.until > now);
         let pending = match consumer.store.outbox_pending(BATCH_MAX).await {

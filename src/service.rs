@@ -38,6 +38,8 @@ mod http;
 const MEASURE_EVERY: Duration = Duration::from_secs(5);
 /// How long a service is cautious after an unclean end.
 const CAUTIOUS_FOR: Duration = Duration::from_secs(600);
+/// How long the last answers may take to leave.
+const LAST_ANSWERS: Duration = Duration::from_secs(1);
 /// Streams the sidecar may open on one connection; hyper's default of 200 would queue deliveries
 /// inside the sidecar, unseen.
 const STREAMS_MAX: u32 = 4096;
@@ -281,7 +283,7 @@ impl Running {
     }
 
     /// Takes nothing more, finishes what is in hand, and ends.
-    async fn drain(self, server: Server, limit: Duration) -> anyhow::Result<()> {
+    async fn drain(self, mut server: Server, limit: Duration) -> anyhow::Result<()> {
         tracing::info!(limit_secs = limit.as_secs_f64(), "Draining.");
         self.stop_taking.cancel();
         self.deliveries.close();
@@ -293,8 +295,11 @@ impl Running {
         });
         let in_time = drained.await.is_ok();
         self.stop.cancel();
-        // All calls are answered; what the server may still wait for are idle connections.
-        server.abort();
+        // All deliveries are judged; their last answers still have to leave. What the server may
+        // wait for after that are idle connections.
+        if tokio::time::timeout(LAST_ANSWERS, &mut server).await.is_err() {
+            server.abort();
+        }
         anyhow::ensure!(
             in_time,
             "the drain took longer than {} s; what was in hand is in the store or comes again",

@@ -59,7 +59,7 @@ impl Callback {
         draining: CancellationToken,
         token: TokenCheck,
     ) -> Self {
-        Self { consumer, pubsub, identity, deliveries, draining, token }
+        Self { consumer, pubsub, identity, deliveries, token, draining }
     }
 
     async fn identity(&self) -> Result<Identity, Status> {

@@ -25,6 +25,8 @@ mod ledger;
 mod model;
 mod outbox;
 pub(crate) mod session;
+#[cfg(test)]
+mod tests;
 mod worker;
 
 use worker::{Kept, Worker};
@@ -211,6 +213,13 @@ fn apply_once(
         Some(_) => {
             let problem = format!(
                 "migration `{}` was edited after it was applied; add a new one instead",
+                migration.name
+            );
+            Err(StoreError::Schema(problem.into()))
+        }
+        None if effects::ends_transaction(migration.sql) => {
+            let problem = format!(
+                "migration `{}`: ON CONFLICT ROLLBACK would undo other deliveries; use ABORT",
                 migration.name
             );
             Err(StoreError::Schema(problem.into()))

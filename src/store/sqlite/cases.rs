@@ -186,7 +186,9 @@ pub(super) fn close(
     match ledger.happen(&incoming, &Happening::Closed, None)? {
         Written::Now(State::Closed) => {}
         Written::Removed | Written::Nothing(Standing::Done) => {
-            return Ok(Kept::Keep(Asked::Refused("its effect has committed")));
+            let why = "its effect has committed";
+            log(connection, exception_id, actor, "close_refused", Some(why), now)?;
+            return Ok(Kept::Keep(Asked::Refused(why)));
         }
         _ => {
             return Err(StoreError::Corrupt(

@@ -48,6 +48,9 @@ pub(crate) fn execute(
     text: &str,
     params: &[&Value],
 ) -> Result<Result<u64, Code>, StoreError> {
+    if ends_transaction(text) {
+        return Ok(Err(reason::EFFECT_FAILED));
+    }
     let ran = connection.prepare_cached(text).and_then(|mut prepared| {
         // Transaction control counts as read-only: refusing what does not write keeps a handler
         // from ending the transaction it is part of.
@@ -61,6 +64,14 @@ pub(crate) fn execute(
         Ok(None) => Ok(Err(reason::EFFECT_FAILED)),
         Err(error) => blame(error).map(Err),
     }
+}
+
+/// Whether SQL could roll the whole transaction back, and every neighbour's delivery with it.
+pub(super) fn ends_transaction(sql: &str) -> bool {
+    let words: Vec<String> = sql.split_whitespace().map(str::to_ascii_lowercase).collect();
+    words.windows(2).any(|pair| {
+        matches!(pair, [before, word] if word.starts_with("rollback") && (before == "or" || before == "conflict"))
+    })
 }
 
 /// Runs one query. Fails as a whole when it returns more than [`QUERY_ROWS_MAX`] rows.

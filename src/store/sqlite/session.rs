@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use super::effects;
-use super::ledger::{Ledger, kept_if_committed};
+use super::ledger::Ledger;
 use super::worker::{Kept, Worker};
 use crate::clock::Timestamp;
 use crate::custody::{Authority, Limits};
@@ -50,16 +50,19 @@ impl Session {
                 match inbox.recv_timeout(left) {
                     Ok(Command::Execute(text, params, reply)) => {
                         let params: Vec<&Value> = params.iter().collect();
-                        drop(reply.send(effects::execute(connection, &text, &params)));
+                        let executed = still_open(connection)
+                            .and_then(|()| effects::execute(connection, &text, &params));
+                        drop(reply.send(executed));
                     }
                     Ok(Command::Query(text, params, reply)) => {
                         drop(reply.send(effects::query(connection, &text, &params)));
                     }
                     Ok(Command::Commit(incoming, authority, outgoing)) => {
+                        still_open(connection)?;
                         let ledger = Ledger { connection, limits: &limits, now };
                         return ledger
                             .commit(&incoming, authority, &[], &outgoing)
-                            .map(kept_if_committed);
+                            .map(kept_as_a_whole);
                     }
                     Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
                         return Ok(Kept::Undo(Committed::EffectFailed(
@@ -111,6 +114,23 @@ impl Session {
     fn send(&self, command: Command) -> Result<(), StoreError> {
         self.commands.try_send(command).map_err(|_| timed_out())
     }
+}
+
+/// The statements ran before the verdict, so all but a commit undoes them.
+pub(super) fn kept_as_a_whole(committed: Committed) -> Kept<Committed> {
+    match committed {
+        Committed::Yes => Kept::Keep(committed),
+        other => Kept::Undo(other),
+    }
+}
+
+/// A statement can end the transaction it is part of (`ON CONFLICT ROLLBACK`); what came after it
+/// would commit on its own.
+fn still_open(connection: &Connection) -> Result<(), StoreError> {
+    if connection.is_autocommit() {
+        return Err(StoreError::away("a statement of the handler has ended its transaction"));
+    }
+    Ok(())
 }
 
 fn timed_out() -> StoreError {

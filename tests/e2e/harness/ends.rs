@@ -1,0 +1,28 @@
+//! Processes of a world that end, by themselves or in good order.
+
+use super::{SOON, Setup, World};
+
+impl Setup {
+    /// Starts it with a service that ends by itself when it reaches `gap`; started again, it does
+    /// not any more.
+    pub async fn start_with_failpoint(self, gap: &str) -> World {
+        let mut world = self.env("FAILPOINT", gap).start().await;
+        world.run.app_env.remove("FAILPOINT");
+        world
+    }
+}
+
+impl World {
+    /// Waits until the service has ended by itself.
+    pub async fn app_ends(&mut self) {
+        let mut app = self.app.take().expect("the service runs");
+        let status = app.wait(super::LATER).await.unwrap();
+        assert!(!status.success(), "it ended as if all were well");
+    }
+
+    /// Asks the sidecar to stop (SIGTERM), and waits until it has.
+    pub async fn stop_daprd(&mut self) {
+        let mut daprd = self.daprd.take().expect("the sidecar runs");
+        daprd.stop(SOON).await.unwrap();
+    }
+}

@@ -1,0 +1,39 @@
+//! The service behind a real sidecar and a real broker, broken on purpose in every way that a
+//! user has been promised to survive.
+//!
+//! Each test starts a world of its own (`harness.rs`): a Redis, a daprd with the files that are
+//! shipped, the service binary and an inventory that does as it is told. What a test shortens of
+//! the shipped settings it says where it does so. No test skips: where daprd or Redis are missing
+//! it fails and says how to get them.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::print_stderr,
+    reason = "a test that cannot go on has failed, and says so"
+)]
+
+mod batches;
+mod breaker;
+mod crashes;
+mod dead_letters;
+mod duplicates;
+mod exhausted;
+#[cfg(feature = "failpoints")]
+mod gaps;
+mod harness;
+mod in_memory;
+mod malformed;
+mod outages;
+mod redelivery;
+mod retries;
+mod sidecar;
+
+#[path = "../../examples/local/dapr_yaml.rs"]
+mod dapr_yaml;
+#[path = "../../examples/local/inventory.rs"]
+mod inventory;
+#[path = "../../examples/local/process.rs"]
+mod process;
