@@ -20,7 +20,7 @@ fn quick_gates() -> Setup {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_dependency_away_for_twenty_seconds_costs_no_order_and_is_hardly_called() {
-    const AWAY_SECS: f64 = 20.0;
+    const AWAY_SECS: u32 = 20;
     let world = quick_gates().start().await;
     world.inventory.set_fallback(Rule::FailAlways);
     world.inventory.set("poison", Rule::FailAlways);
@@ -30,10 +30,10 @@ async fn a_dependency_away_for_twenty_seconds_costs_no_order_and_is_hardly_calle
     for chunk in orders.chunks(20) {
         let events: Vec<Value> = chunk.iter().map(|order| placed(order)).collect();
         join_all(events.iter().map(|event| world.publish(event))).await;
-        tokio::time::sleep(secs(AWAY_SECS / 20.0)).await;
+        tokio::time::sleep(secs(f64::from(AWAY_SECS) / 20.0)).await;
     }
     // The time away is what is being tried.
-    tokio::time::sleep(secs(AWAY_SECS).saturating_sub(began.elapsed())).await;
+    tokio::time::sleep(secs(AWAY_SECS.into()).saturating_sub(began.elapsed())).await;
     let calls = world.inventory.calls();
     world.inventory.set_fallback(Rule::Reserve);
 
@@ -45,7 +45,7 @@ async fn a_dependency_away_for_twenty_seconds_costs_no_order_and_is_hardly_calle
     assert_eq!(world.app_lines(POISON), 1);
     // While it was away: what it takes to open the breaker (15) and what was under way then (64 in
     // the sidecar, 4 in recovery), one after each of the breaker's timeouts, one a probe.
-    let bound = 15 + 64 + 4 + (AWAY_SECS / 2.0) as usize + AWAY_SECS as usize + 5;
+    let bound = 15 + 64 + 4 + (AWAY_SECS / 2 + AWAY_SECS + 5) as usize;
     assert!(calls.len() <= bound, "{} calls, at most {bound}", calls.len());
 }
 

@@ -72,6 +72,20 @@ impl Place {
         connection.query_row(count, [], |row| row.get(0)).unwrap()
     }
 
+    /// From here on a second row for an item rolls back the transaction it is part of.
+    fn add_trigger_that_rolls_back(&self) {
+        drop(self.open());
+        let connection = Connection::open(self.path()).unwrap();
+        connection.busy_timeout(Duration::from_secs(5)).unwrap();
+        connection
+            .execute_batch(
+                "CREATE TRIGGER once BEFORE INSERT ON stock
+                 WHEN EXISTS (SELECT 1 FROM stock WHERE item = NEW.item)
+                 BEGIN SELECT RAISE(ROLLBACK, 'twice'); END;",
+            )
+            .unwrap();
+    }
+
     fn pass(&self, time: Duration) {
         self.clock.advance(time);
     }

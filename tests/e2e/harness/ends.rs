@@ -1,7 +1,10 @@
 //! Processes of a world that end, by themselves or in good order.
 
-use super::{SOON, Setup, World};
+#[cfg(feature = "failpoints")]
+use super::Setup;
+use super::{SOON, World};
 
+#[cfg(feature = "failpoints")]
 impl Setup {
     /// Starts it with a service that ends by itself when it reaches `gap`; started again, it does
     /// not any more.
@@ -14,6 +17,7 @@ impl Setup {
 
 impl World {
     /// Waits until the service has ended by itself.
+    #[cfg(feature = "failpoints")]
     pub async fn app_ends(&mut self) {
         let mut app = self.app.take().expect("the service runs");
         let status = app.wait(super::LATER).await.unwrap();

@@ -92,6 +92,7 @@ async fn a_handler_cannot_end_the_transaction_it_is_part_of() {
         "RELEASE delivery",
         "ROLLBACK TO delivery",
         "INSERT INTO note VALUES ('x'); COMMIT",
+        "INSERT OR ROLLBACK INTO stock VALUES ('a', 2)",
         "PRAGMA journal_mode = DELETE",
         "VACUUM",
     ] {
@@ -111,16 +112,18 @@ async fn a_handler_cannot_end_the_transaction_it_is_part_of() {
 }
 
 #[tokio::test]
-async fn a_statement_that_rolls_everything_back_leaves_nothing_of_what_follows_it() {
+async fn after_a_trigger_has_rolled_everything_back_nothing_commits_on_its_own() {
     let place = Place::new();
+    place.add_trigger_that_rolls_back();
     let store = place.open();
     store.commit_one("0", vec![sql("INSERT INTO stock VALUES ('a', 1)", [])]).await;
     let session = store.session(LIMIT).await.unwrap();
     execute(&session, "INSERT INTO note VALUES ('before')").await.unwrap().unwrap();
-    drop(execute(&session, "INSERT INTO fuse VALUES ('a')").await);
-    drop(execute(&session, "INSERT INTO note VALUES ('after')").await);
+    drop(execute(&session, "INSERT INTO stock VALUES ('a', 2)").await);
+    let after = execute(&session, "INSERT INTO note VALUES ('after')").await;
+    assert!(matches!(after, Err(StoreError::Away(_))), "{after:?}");
     let committed = session.commit(message("1"), Authority::Delivery, Vec::new()).await;
-    assert!(!matches!(committed, Ok(Committed::Yes)), "{committed:?}");
+    assert!(matches!(committed, Err(StoreError::Away(_))), "{committed:?}");
     assert_eq!(place.on_disk("SELECT count(*) FROM note"), 0);
     assert_eq!(place.on_disk("SELECT count(*) FROM inbox"), 1);
     assert_eq!(store.commit_one("2", vec![note("next")]).await, Committed::Yes);
