@@ -24,6 +24,7 @@ mod ledger;
 #[cfg(test)]
 mod model;
 mod outbox;
+mod rows;
 pub(crate) mod session;
 #[cfg(test)]
 mod tests;

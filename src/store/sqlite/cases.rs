@@ -7,7 +7,7 @@ use bytes::Bytes;
 use rusqlite::{Connection, OptionalExtension, Row as SqlRow, params, params_from_iter};
 use uuid::Uuid;
 
-use super::{Sqlite, ledger};
+use super::{Sqlite, ledger, rows};
 use crate::clock::Timestamp;
 use crate::custody::{CaseOpened, Happening, Standing, State};
 use crate::event::{MessageKey, Stored};
@@ -180,7 +180,7 @@ pub(super) fn close(
         log(connection, exception_id, actor, "close_refused", Some(why), now)?;
         return Ok(Kept::Keep(Asked::Refused(why)));
     }
-    let Some(incoming) = ledger::load_incoming(connection, key)? else {
+    let Some(incoming) = rows::load_incoming(connection, key)? else {
         return Err(StoreError::Corrupt("an open case without its message".into()));
     };
     match ledger.happen(&incoming, &Happening::Closed, None)? {

@@ -5,7 +5,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use rusqlite::Connection;
 
-use super::super::ledger::{Ledger, is_done, kept_if_committed, load_row, look, next_due};
+use super::super::ledger::{Ledger, kept_if_committed};
+use super::super::rows::{is_done, load_row, look, next_due};
 use super::super::session::kept_as_a_whole;
 use super::super::worker::Kept;
 use super::super::{cases, configure, gates, migrate, take_over};
