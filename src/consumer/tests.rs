@@ -9,7 +9,7 @@ use super::*;
 use crate::clock::{Clock, Timestamp};
 use crate::custody::Limits;
 use crate::effect::{Effects, Message, Value, insert, sql};
-use crate::event::Form;
+use crate::event::{Form, MessageKey};
 use crate::handler::{Context, HandlerError, Tx};
 use crate::store::{AppMigration, CaseFilter, OpenAs};
 
