@@ -162,7 +162,8 @@ impl Ledger<'_> {
         let happening = spared.as_ref().unwrap_or(happening);
         match self.judge(incoming, before.as_ref(), happening)? {
             Verdict::Nothing(standing) => {
-                if matches!(happening, Happening::Refused(..)) {
+                let filed = matches!(happening, Happening::Refused(Authority::Delivery, ..));
+                if filed && attempt.is_none() {
                     cases::count_sighting(self.connection, incoming.key)?;
                 }
                 Ok(Written::Nothing(standing))
