@@ -229,27 +229,6 @@ fn taken(id: &str, asked: &Asked) -> Result<(), ExceptionError> {
     }
 }
 
-/// Why a case of this category may not be redriven; `None` when it may.
-pub(crate) const fn redrive_blocked(category: Category) -> Option<&'static str> {
-    match category {
-        Category::OutcomeUnknown => {
-            Some("its outcome is unknown: reconcile it with the destination, then close it")
-        }
-        Category::PublishRejected => {
-            Some("the sidecar refused it, not a handler: mend the component and publish it anew")
-        }
-        Category::Foreign => Some("it belongs to another topic"),
-        Category::Invalid
-        | Category::Rejected
-        | Category::Exhausted
-        | Category::ReusedId
-        | Category::Expired
-        | Category::Unrouted
-        | Category::TooLarge
-        | Category::CrashedProcess => None,
-    }
-}
-
 const fn next_action(category: Category) -> &'static str {
     match category {
         Category::Invalid => "mend the publisher and have it publish a correct event; then close",
@@ -284,7 +263,7 @@ const fn last_confirmed_stage(category: Category) -> &'static str {
 fn view(row: CaseRow) -> Case {
     let (next, blocked) = match row.status {
         CaseStatus::Open => {
-            let why = redrive_blocked(row.category);
+            let why = row.category.redrive_blocked();
             (
                 next_action(row.category),
                 why.map(|why| Blocked { action: "redrive", why }).into_iter().collect(),

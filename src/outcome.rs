@@ -133,6 +133,28 @@ impl Category {
         }
     }
 
+    /// Why a case of this category may not be redriven; `None` when it may.
+    #[must_use]
+    pub const fn redrive_blocked(self) -> Option<&'static str> {
+        match self {
+            Self::OutcomeUnknown => {
+                Some("its outcome is unknown: reconcile it with the destination, then close it")
+            }
+            Self::PublishRejected => Some(
+                "the sidecar refused it, not a handler: mend the component and publish it anew",
+            ),
+            Self::Foreign => Some("it belongs to another topic"),
+            Self::Invalid
+            | Self::Rejected
+            | Self::Exhausted
+            | Self::ReusedId
+            | Self::Expired
+            | Self::Unrouted
+            | Self::TooLarge
+            | Self::CrashedProcess => None,
+        }
+    }
+
     /// The category with that name.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {

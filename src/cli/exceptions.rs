@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::{complain, operator_store, out, table};
 use crate::config::{Config, operator_name};
-use crate::exception::{Case, Payload, Redriven, redrive_blocked};
+use crate::exception::{Case, Payload, Redriven};
 use crate::outcome::Category;
 use crate::store::{CaseFilter, CaseStatus, Store};
 
@@ -281,7 +281,7 @@ async fn chosen(store: &Store, arguments: &RedriveArguments) -> anyhow::Result<V
 }
 
 fn verdict(case: &Case) -> String {
-    match (case.status, redrive_blocked(case.category)) {
+    match (case.status, case.category.redrive_blocked()) {
         (CaseStatus::Open, None) => "would run".to_owned(),
         (CaseStatus::Open, Some(why)) => format!("refused: {why}"),
         (status, _) => format!("refused: it is {}", status.as_str()),

@@ -11,7 +11,6 @@ use super::{Sqlite, ledger, rows};
 use crate::clock::Timestamp;
 use crate::custody::{CaseOpened, Happening, Standing, State};
 use crate::event::{MessageKey, Stored};
-use crate::exception::redrive_blocked;
 use crate::outcome::{Category, Code};
 use crate::store::sqlite::worker::Kept;
 use crate::store::{
@@ -142,7 +141,7 @@ pub(super) fn request_redrive(
         CaseStatus::Resolved => Some("it is resolved"),
         CaseStatus::Closed => Some("it is closed"),
         CaseStatus::Redriving => Some("it is being redriven"),
-        CaseStatus::Open => redrive_blocked(category),
+        CaseStatus::Open => category.redrive_blocked(),
     };
     if let Some(why) = refusal {
         log(connection, exception_id, actor, "redrive_refused", Some(why), now)?;
