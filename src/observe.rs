@@ -343,6 +343,12 @@ impl Observer {
         );
     }
 
+    /// The sidecar has not answered for a while.
+    #[allow(clippy::unused_self, reason = "happenings are told to an observer, whatever it does")]
+    pub fn sidecar_silent(&self, endpoint: &str) {
+        warn!(endpoint, "{}", catalog::SIDECAR_SILENT);
+    }
+
     /// The service before this one ended uncleanly.
     #[allow(clippy::unused_self, reason = "happenings are told to an observer, whatever it does")]
     pub fn starts_cautiously(&self, duration: Duration) {

@@ -131,6 +131,9 @@ events! {
     DEAD_LETTER_COMPONENT_MISSING = WARN "Dead letters come through the same component as their topic. While its breaker is open, or this service is away, events are then lost on Redis and JetStream. Load a second component of the same broker, named as `component` says; components/ has one for each broker."
         with ["pubsub", "component"],
         "The sidecar's metadata does not show the dead-letter component.";
+    SIDECAR_SILENT = WARN "The sidecar's API does not answer; nothing is consumed until it does."
+        with ["endpoint"],
+        "Without it the consumer's name and the dead-letter component are not known. Is DAPR_GRPC_PORT the sidecar's?";
     STARTS_CAUTIOUSLY = WARN "The service before this one ended uncleanly; every message is claimed first for a while."
         with ["for_secs"],
         "A message that ends the process is found out, and takes no other with it. Slower: one more commit a message.";

@@ -1,6 +1,7 @@
 //! The calls we make to the sidecar: its metadata, and publishing.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use dapr::dapr::proto::runtime::v1::dapr_client::DaprClient;
@@ -33,6 +34,7 @@ pub(crate) struct Metadata {
 /// A client of the sidecar's gRPC API; connects when it is first used, and again after a loss.
 #[derive(Clone)]
 pub(crate) struct Client {
+    endpoint: Arc<str>,
     api: DaprClient<InterceptedService<Channel, ShowToken>>,
 }
 
@@ -75,7 +77,12 @@ impl Client {
         let api = DaprClient::with_interceptor(channel, ShowToken(token))
             .max_decoding_message_size(message_bytes_max)
             .max_encoding_message_size(message_bytes_max);
-        Ok(Self { api })
+        Ok(Self { endpoint: endpoint.into(), api })
+    }
+
+    /// Where the sidecar is expected.
+    pub(crate) fn endpoint(&self) -> &str {
+        &self.endpoint
     }
 
     /// Asks who the sidecar is and what it has loaded. It answers while it still waits inside

@@ -16,6 +16,9 @@ use crate::observe::Observer;
 const ASK_AGAIN: Backoff =
     Backoff { first: Duration::from_millis(100), max: Duration::from_secs(2) };
 
+/// So many questions without an answer, some five seconds, are told once.
+const SILENT_AFTER: u32 = 7;
+
 /// Known once the sidecar has answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Identity {
@@ -82,6 +85,9 @@ pub(crate) async fn learn(
         }
         let pause = ASK_AGAIN.delay(asked, 0);
         asked = asked.saturating_add(1);
+        if asked == SILENT_AFTER {
+            observer.sidecar_silent(client.endpoint());
+        }
         tokio::select! {
             () = stop.cancelled() => return,
             () = tokio::time::sleep(pause) => {}
