@@ -27,6 +27,8 @@ mod outbox;
 mod rows;
 pub(crate) mod session;
 #[cfg(test)]
+mod simulation;
+#[cfg(test)]
 mod tests;
 mod worker;
 

@@ -178,7 +178,11 @@ impl Ledger<'_> {
             Verdict::Put(row, opened) => {
                 let lost =
                     matches!(happening, Happening::TimePassed) && row_was_leased(before.as_ref());
+                // A recovery that was given back leaves no attempt either: a closed gate is probed
+                // for as long as it takes, and what is recorded stays within the cap.
+                let given_back = before.is_some_and(|before| row.recoveries < before.recoveries);
                 let recorded = if lost { Some(&reason::RUN_LOST) } else { attempt };
+                let recorded = recorded.filter(|_| !given_back);
                 if let Some(code) = recorded {
                     self.record_attempt(incoming.key, attempt_kind(before.as_ref()), code)?;
                 }
