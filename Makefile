@@ -21,10 +21,10 @@ test: need-cargo ## all tests, against a real sidecar and a real Redis
 	cargo test --features failpoints && \
 	for broker in $(BROKERS); do cargo run --example local -- --broker "$$broker" --once || exit 1; done
 
-soak: need-cargo ## the long versions of the tests: minutes of absence, tens of thousands of events
+soak: need-cargo ## all tests and the long ones: minutes of absence, a million histories, the tables of the README
 	@deploy/local/install.sh redis-server
 	@DAPRD="$$(deploy/local/find-daprd.sh)" && export DAPRD && \
-	exec cargo test --features failpoints,soak -- --nocapture soak
+	exec cargo test --features failpoints,soak -- --nocapture
 
 lint: need-cargo ## formatting and clippy, warnings are errors
 	cargo fmt --check

@@ -30,6 +30,8 @@ mod outages;
 mod redelivery;
 mod retries;
 mod sidecar;
+#[cfg(feature = "soak")]
+mod tables;
 
 #[path = "../../examples/local/dapr_yaml.rs"]
 mod dapr_yaml;
