@@ -4,7 +4,7 @@ BROKER ?= in-memory
 BROKERS := in-memory redis
 
 .DEFAULT_GOAL := help
-.PHONY: help run test soak lint doc clean-run need-cargo need-broker
+.PHONY: help run test soak fuzz lint doc clean-run need-cargo need-broker
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,6 +25,9 @@ soak: need-cargo ## all tests and the long ones: minutes of absence, a million h
 	@deploy/local/install.sh redis-server
 	@DAPRD="$$(deploy/local/find-daprd.sh)" && export DAPRD && \
 	exec cargo test --features failpoints,soak -- --nocapture
+
+fuzz: need-cargo ## a minute of fuzzing for each target; needs a nightly compiler
+	fuzz/run.sh 60
 
 lint: need-cargo ## formatting and clippy, warnings are errors
 	cargo fmt --check

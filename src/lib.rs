@@ -117,6 +117,9 @@ mod effect;
 mod event;
 mod exception;
 mod failpoint;
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzzing;
 mod gate;
 mod handler;
 mod observe;
