@@ -190,9 +190,10 @@ impl Consumer {
         if event.expires_at().is_some_and(|expiry| expiry < self.store.now()) {
             return self.file(incoming, Category::Expired, reason::EXPIRED).await;
         }
-        if let Err((category, code)) = subscription.prepare(&event) {
-            return self.file(incoming, category, code).await;
-        }
+        let prepared = match subscription.prepare(&event) {
+            Ok(prepared) => prepared,
+            Err((category, code)) => return self.file(incoming, category, code).await,
+        };
         // Step 4, handle; steps 5 and 6 follow from how that ends.
         let run = if subscription.outside_call() == OutsideCall::None && !self.is_cautious() {
             Run {
@@ -211,7 +212,7 @@ impl Consumer {
                 Err(error) => return self.store_away(&error),
             }
         };
-        self.attempt(subscription, run, &origin.consumer).await
+        self.attempt(subscription, run, prepared, &origin.consumer).await
     }
 
     /// The sidecar gave up and published it: the arrival starts recovery.
@@ -291,13 +292,16 @@ impl Consumer {
                 .refuse(incoming, authority, Category::Expired, reason::EXPIRED, false)
                 .await;
         }
-        if let Err((category, code)) = subscription.prepare(&event) {
-            return self.refuse(incoming, authority, category, code, false).await;
-        }
+        let prepared = match subscription.prepare(&event) {
+            Ok(prepared) => prepared,
+            Err((category, code)) => {
+                return self.refuse(incoming, authority, category, code, false).await;
+            }
+        };
         if !self.has_time(&claim) {
             return self.give_back(claim, &reason::LEASE_TOO_SHORT).await;
         }
-        self.attempt(subscription, Run::claimed(claim, event, lane), consumer).await
+        self.attempt(subscription, Run::claimed(claim, event, lane), prepared, consumer).await
     }
 
     /// Gives a claim back whose run has not begun: it spends nothing.
@@ -375,7 +379,8 @@ impl Consumer {
         }
     }
 
-    fn store_away(&self, error: &StoreError) -> Outcome {
+    /// The store did not answer: nothing of it is on disk.
+    pub(crate) fn store_away(&self, error: &StoreError) -> Outcome {
         tracing::debug!(error = %error, "The store did not answer.");
         self.observer.store_health(false);
         Outcome::StoreAway

@@ -37,8 +37,7 @@ pub(crate) async fn run(
         let pause = match start_due(&consumer, &name, &slots, concurrency, &runs, &stop).await {
             Ok(pause) => pause,
             Err(error) => {
-                tracing::debug!(error = %error, "The store did not answer.");
-                consumer.observer.store_health(false);
+                consumer.store_away(&error);
                 LOOK_UP_EVERY
             }
         };

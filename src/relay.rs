@@ -64,8 +64,7 @@ pub(crate) async fn run<P, F>(
         let pending = match consumer.store.outbox_pending(BATCH_MAX).await {
             Ok(pending) => pending,
             Err(error) => {
-                consumer.observer.store_health(false);
-                tracing::debug!(error = %error, "The store did not answer.");
+                consumer.store_away(&error);
                 Vec::new()
             }
         };
@@ -87,8 +86,7 @@ pub(crate) async fn run<P, F>(
                 }
                 Err(failure) => {
                     if let Failure::Store(error) = &failure {
-                        tracing::debug!(error = %error, "The store did not answer.");
-                        consumer.observer.store_health(false);
+                        consumer.store_away(error);
                     }
                     let failures = pauses.get(&topic).map_or(0, |pause| pause.failures);
                     let wait = BACKOFF.delay(failures, 0);

@@ -60,6 +60,7 @@ impl Consumer {
         &self,
         subscription: &Subscription,
         run: Run,
+        prepared: Prepared,
         consumer: &Arc<str>,
     ) -> Outcome {
         let limit = self.times.handler_timeout;
@@ -73,14 +74,20 @@ impl Consumer {
         let span = span_for(place, run.event.traceparent(), run.event.tracestate());
         let work = async {
             let mut reruns = 0;
+            let mut next = Ok(prepared);
             loop {
                 let began = Instant::now();
-                let ended = self.run_once(subscription, &run, consumer, until).await;
+                let ended = match next {
+                    Ok(prepared) => self.run_once(&run, prepared, consumer, until).await,
+                    Err((_, code)) => Ended::Error(HandlerError::reject(code)),
+                };
                 let may_rerun = subscription.outside_call() != OutsideCall::Once
                     && reruns < RERUNS_MAX
                     && Instant::now() < until;
                 if may_rerun && matches!(ended, Ended::Committed(Committed::RowsDiffer)) {
                     reruns += 1;
+                    // A run uses its decoded input up.
+                    next = subscription.prepare(&run.event);
                     continue;
                 }
                 let failed = failure_of(&ended);
@@ -98,16 +105,11 @@ impl Consumer {
 
     async fn run_once(
         &self,
-        subscription: &Subscription,
         run: &Run,
+        prepared: Prepared,
         consumer: &Arc<str>,
         until: Instant,
     ) -> Ended {
-        // Validated before, but a handler's input is used up by a run, so it is made for each.
-        let prepared = match subscription.prepare(&run.event) {
-            Ok(prepared) => prepared,
-            Err((_, code)) => return Ended::Error(HandlerError::reject(code)),
-        };
         let action_id: Arc<str> = run.incoming.key.to_string().into();
         let context =
             Context::new(Arc::clone(&run.event), run.attempt, action_id, until, self.store.clone());
