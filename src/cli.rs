@@ -10,7 +10,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand};
 
 use crate::clock::Clock;
-use crate::config::{Config, StoreUrl, reference_page};
+use crate::config::{Config, reference_page};
 use crate::service::Service;
 use crate::store::{OpenAs, Store};
 use crate::telemetry::Telemetry;
@@ -49,9 +49,16 @@ enum Command {
     /// Publish one event through the sidecar
     Publish(publish::Arguments),
     /// Create or update the store's tables, and exit
-    Migrate,
+    Migrate(MigrateArguments),
     /// Print every setting, its value and where the value comes from
     Config(ConfigArguments),
+}
+
+#[derive(Args)]
+struct MigrateArguments {
+    /// Change nothing; fail when the tables are not this build's
+    #[arg(long)]
+    check: bool,
 }
 
 #[derive(Args)]
@@ -105,7 +112,11 @@ async fn run(
         Command::Exceptions(command) => exceptions::run(command, &config).await,
         Command::Gates(arguments) => gates::run(arguments, &config).await,
         Command::Publish(arguments) => publish::run(arguments, &config).await,
-        Command::Migrate => {
+        Command::Migrate(MigrateArguments { check: true }) => {
+            operator_store(&config).await?;
+            out("The store is up to date.\n")
+        }
+        Command::Migrate(MigrateArguments { check: false }) => {
             build(&config)?.migrate(&config).await?;
             out("The store is up to date.\n")
         }
@@ -156,9 +167,8 @@ fn print_config(arguments: &ConfigArguments, config: &Config) -> anyhow::Result<
 
 /// The store as an operator's command opens it, beside the service.
 async fn operator_store(config: &Config) -> anyhow::Result<Store> {
-    let StoreUrl::Sqlite(path) = &config.store;
     let (limits, clock) = (config.recovery, Clock::System);
-    Ok(Store::open_sqlite(path.clone(), OpenAs::Operator, Vec::new(), limits, clock).await?)
+    Ok(Store::open(&config.store, OpenAs::Operator, Vec::new(), limits, clock).await?)
 }
 
 fn table(header: &[&str]) -> comfy_table::Table {

@@ -25,10 +25,13 @@ use serde::Serialize;
 
 use crate::backoff::Backoff;
 use crate::custody::Limits;
+use crate::store::PostgresSettings;
 
+pub use crate::store::StoreUrl;
 pub use page::reference_page;
 pub use read::{ConfigError, Problem};
 use read::{Given, Reader};
+use values::StorePlace;
 use variables as var;
 
 /// Everything the environment decides about this process.
@@ -58,14 +61,6 @@ pub struct Config {
     /// that nobody is asked.
     pub orders_inventory_url: Option<String>,
     settings: Vec<Setting>,
-}
-
-/// A database, by its URL.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum StoreUrl {
-    /// `sqlite://PATH`: one file, one process.
-    Sqlite(PathBuf),
 }
 
 /// The bounds of one delivery.
@@ -197,11 +192,7 @@ impl Config {
     fn from_given(variables: impl Iterator<Item = Given>) -> Result<Self, ConfigError> {
         let mut reader = Reader::new(variables);
         let config = Self {
-            store: reader.parsed(
-                &var::STORE_URL,
-                StoreUrl::Sqlite(PathBuf::new()),
-                values::store_url,
-            ),
+            store: store_url(&mut reader),
             http_listen: reader.parsed(&var::HTTP_LISTEN, values::NOWHERE, values::listen_address),
             consumer: reader.optional(&var::CONSUMER, values::name),
             pubsub: reader.parsed(&var::PUBSUB, String::new(), values::name),
@@ -256,6 +247,33 @@ pub fn operator_name() -> String {
         .into_iter()
         .find_map(|name| std::env::var(name).ok().filter(|name| !name.is_empty()));
     name.map_or_else(|| "unknown".to_owned(), |name| name.chars().take(CHARS_MAX).collect())
+}
+
+fn store_url(reader: &mut Reader) -> StoreUrl {
+    let nowhere = StorePlace::Sqlite(PathBuf::new());
+    let place = reader.parsed(&var::STORE_URL, nowhere, values::store_place);
+    // Read in any case, so that what is wrong with them is told.
+    let (schema, pool_size) = (
+        reader.parsed(&var::STORE_SCHEMA, String::new(), values::schema),
+        reader.count(&var::STORE_POOL_SIZE),
+    );
+    let (statement_timeout, lock_timeout) = (
+        reader.secs(&var::STORE_STATEMENT_TIMEOUT_SECS),
+        reader.secs(&var::STORE_LOCK_TIMEOUT_SECS),
+    );
+    let migrates_at_start =
+        reader.choice(&var::STORE_MIGRATE, &[("at_start", true), ("never", false)]);
+    match place {
+        StorePlace::Sqlite(path) => StoreUrl::Sqlite(path),
+        StorePlace::Postgres(url) => StoreUrl::Postgres(PostgresSettings {
+            url,
+            schema,
+            pool_size,
+            statement_timeout,
+            lock_timeout,
+            migrates_at_start,
+        }),
+    }
 }
 
 fn recovery_limits(reader: &mut Reader) -> Limits {

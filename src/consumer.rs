@@ -9,11 +9,13 @@
 //! - Nothing loops here: retrying is the sidecar's, recovery is `recovery.rs`.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
+use crate::clock::Timestamp;
 use crate::custody::{Authority, Standing, State};
 use crate::event::{Arrival, Event, decode};
 use crate::failpoint::{Gap, reached};
@@ -63,8 +65,8 @@ pub(crate) struct Consumer {
     /// Rung when something was appended to the outbox.
     pub relay_wake: Notify,
     in_flight: InFlight,
-    /// Until when every message is claimed before it is handled.
-    cautious_until: Option<Instant>,
+    /// Until when every message is claimed before it is handled; microseconds since the epoch.
+    cautious_until: AtomicI64,
 }
 
 impl Consumer {
@@ -82,19 +84,21 @@ impl Consumer {
             recovery_wake: Notify::new(),
             relay_wake: Notify::new(),
             in_flight: InFlight::default(),
-            cautious_until: None,
+            cautious_until: AtomicI64::new(0),
         }
     }
 
     /// For a while after an unclean end every message is claimed before it is handled, and
     /// recovery runs one at a time: a message that ends the process is then known by its claim,
     /// spends its own recoveries with each end, and takes no neighbour with it.
-    pub(crate) fn cautious_for(&mut self, duration: Duration) {
-        self.cautious_until = Some(Instant::now() + duration);
+    pub(crate) fn be_cautious(&self, until: Timestamp) {
+        if self.cautious_until.fetch_max(until.0, Ordering::Relaxed) < until.0 {
+            self.observer.is_cautious(until.since(self.store.now()));
+        }
     }
 
     pub(crate) fn is_cautious(&self) -> bool {
-        self.cautious_until.is_some_and(|until| Instant::now() < until)
+        self.store.now().0 < self.cautious_until.load(Ordering::Relaxed)
     }
 
     /// Step 1, receive: decodes what the sidecar handed over and judges every message in it alone.

@@ -138,7 +138,7 @@ pub use cli::main;
 pub use clock::{Clock, Timestamp};
 pub use config::{
     AppTokenMode, Config, ConfigError, DeliveryLimits, LogFormat, Origin, Problem, Setting,
-    SidecarSettings, StoreUrl, TelemetrySettings,
+    SidecarSettings, TelemetrySettings,
 };
 pub use custody::Limits;
 pub use effect::{
@@ -153,8 +153,8 @@ pub use handler::{Context, HandlerError, Tx};
 pub use outcome::{CODE_BYTES_MAX, Category, Code, reason};
 pub use service::Service;
 pub use store::{
-    AppMigration, Attempt, AttemptKind, AuditEntry, CaseFilter, CaseStatus, OpenAs, Store,
-    StoreError,
+    AppMigration, Attempt, AttemptKind, AuditEntry, CaseFilter, CaseStatus, OpenAs,
+    PostgresSettings, PostgresUrl, PostgresUrlError, Store, StoreError, StoreUrl,
 };
 pub use subscription::{Envelope, InteractiveHandler, OutsideCall, Subscription};
 pub use telemetry::Telemetry;

@@ -349,10 +349,10 @@ impl Observer {
         warn!(endpoint, "{}", catalog::SIDECAR_SILENT);
     }
 
-    /// The service before this one ended uncleanly.
+    /// A service of this store ended uncleanly.
     #[allow(clippy::unused_self, reason = "happenings are told to an observer, whatever it does")]
-    pub fn starts_cautiously(&self, duration: Duration) {
-        warn!(for_secs = duration.as_secs_f64(), "{}", catalog::STARTS_CAUTIOUSLY);
+    pub fn is_cautious(&self, duration: Duration) {
+        warn!(for_secs = duration.as_secs_f64(), "{}", catalog::IS_CAUTIOUS);
     }
 
     /// The sidecar took these messages, by one call that took so long.

@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::clock::Clock;
-use crate::config::{Config, StoreUrl};
+use crate::config::Config;
 use crate::consumer::{Consumer, Times};
 use crate::observe::{Backlog, Observer};
 use crate::sidecar::callback::Callback;
@@ -78,7 +78,7 @@ impl Service {
     /// # Errors
     /// When another service holds the store, or a migration does not apply.
     pub async fn migrate(self, config: &Config) -> anyhow::Result<()> {
-        self.open_store(config).await.map(drop)
+        Ok(Store::migrate(&config.store, self.migrations, Clock::System).await?)
     }
 
     /// Serves until `shutdown` completes, then drains.
@@ -113,14 +113,9 @@ impl Service {
             handler_timeout: config.delivery.handler_timeout,
             delivery_deadline: config.delivery.deadline,
         };
-        let after_crash = store.opened_after_crash();
-        store.serving(true).await?;
-        let mut consumer = Consumer::new(store, subscriptions, times, observer.clone());
-        if after_crash {
-            observer.starts_cautiously(CAUTIOUS_FOR);
-            consumer.cautious_for(CAUTIOUS_FOR);
-        }
-        let consumer = Arc::new(consumer);
+        store.serving().await?;
+        let consumer = Arc::new(Consumer::new(store, subscriptions, times, observer.clone()));
+        mind_crashes(&consumer);
         let (told, identity) = watch::channel(None);
         let running = Running {
             consumer,
@@ -170,14 +165,9 @@ impl Service {
     }
 
     async fn open_store(&self, config: &Config) -> anyhow::Result<Store> {
-        let StoreUrl::Sqlite(path) = &config.store;
-        let store = Store::open_sqlite(
-            path.clone(),
-            OpenAs::Service,
-            self.migrations.clone(),
-            config.recovery,
-            Clock::System,
-        );
+        let migrations = self.migrations.clone();
+        let clock = Clock::System;
+        let store = Store::open(&config.store, OpenAs::Service, migrations, config.recovery, clock);
         Ok(store.await?)
     }
 }
@@ -235,8 +225,8 @@ impl Running {
             };
             relay::run(consumer, name, publish, stop).await;
         });
-        let (consumer, stop) = (Arc::clone(&self.consumer), self.stop.clone());
-        self.loops.spawn(measure(consumer, stop));
+        self.loops.spawn(measure(Arc::clone(&self.consumer), self.stop.clone()));
+        self.loops.spawn(stay_alive(Arc::clone(&self.consumer), self.stop.clone()));
     }
 
     fn start_http(&self, listener: TcpListener, telemetry: &Telemetry) {
@@ -306,9 +296,30 @@ impl Running {
             limit.as_secs_f64()
         );
         // Only now: a drain past its limit leaves the mark of an unclean end.
-        self.consumer.store.serving(false).await?;
+        self.consumer.store.ended().await?;
         tracing::info!("Drained.");
         Ok(())
+    }
+}
+
+/// After an unclean end, seen here or by another replica, a consumer is cautious for a while.
+fn mind_crashes(consumer: &Consumer) {
+    if let Some(seen) = consumer.store.crash_seen() {
+        consumer.be_cautious(seen.plus(CAUTIOUS_FOR));
+    }
+}
+
+/// Gives the store signs of life until everything ends.
+async fn stay_alive(consumer: Arc<Consumer>, stop: CancellationToken) {
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(Store::SIGN_OF_LIFE_EVERY) => {}
+        }
+        match consumer.store.serving().await {
+            Ok(()) => mind_crashes(&consumer),
+            Err(error) => drop(consumer.store_away(&error)),
+        }
     }
 }
 

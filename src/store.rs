@@ -1,26 +1,47 @@
 //! The store: the one seam between the core and a database.
 //!
 //! Every method is one transaction. Writes about a message go through [`crate::custody::step`],
-//! so no database decides anything itself. SQLite is the only implementation so far; nothing in
-//! these signatures is SQLite's.
+//! so no database decides anything itself: the SQL is the same for both (`store/sql.rs`), and a
+//! database brings its connection and its way to commit.
 
 use std::path::PathBuf;
 use std::sync::Arc;
-
-use bytes::Bytes;
+use std::time::Duration;
 
 use crate::clock::{Clock, Timestamp};
-use crate::custody::{Authority, Limits, Standing, State};
+use crate::custody::{Authority, Happening, Limits, Standing};
 use crate::effect::{Statement, Value};
-use crate::event::{Fingerprint, MessageKey, Stored};
+use crate::event::{MessageKey, Stored};
 use crate::outcome::{Category, Code};
 
 mod case;
+mod cases;
+#[cfg(test)]
+mod conformance;
+mod gates;
+mod ledger;
+mod message;
+mod outbox;
+mod postgres;
+mod rows;
+mod session;
+mod sql;
 mod sqlite;
+mod statements;
+mod writer;
 
 pub(crate) use case::{Asked, CaseRow, GateRow};
 pub use case::{Attempt, AttemptKind, AuditEntry, CaseFilter, CaseStatus, GateAct};
-pub(crate) use sqlite::session::Session;
+use ledger::{Ledger, kept_if_committed};
+pub(crate) use message::{
+    Backlog, Claim, Committed, Incoming, Look, Outgoing, Quarantined, Written,
+};
+use postgres::Postgres;
+pub use postgres::{PostgresSettings, PostgresUrl, PostgresUrlError};
+pub(crate) use session::Session;
+use sql::{Param, Sql, params};
+use sqlite::Sqlite;
+use writer::{Kept, Writer};
 
 /// Why the store could not do what was asked. Cloned to every caller of a failed commit.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -29,6 +50,16 @@ pub enum StoreError {
     /// The database could not be read or written just now. Nothing was written; ask again later.
     #[error("the store cannot be read or written: {0}")]
     Away(Arc<str>),
+    /// The database refused the whole transaction for what a statement in it did: a deferred
+    /// constraint, a trigger that rolled it back. Nothing was written, and the store is well.
+    #[error("the database refused the transaction: {0}")]
+    Refused(Code),
+    /// Another transaction was in the way. Nothing was written; the writer tries again by itself.
+    #[error("another transaction was in the way: {0}")]
+    Contended(Arc<str>),
+    /// Another process has taken over this one's log of the outbox. Nothing was written.
+    #[error("another process has taken over this one's log of the outbox")]
+    LogLost,
     /// The store has been shut down.
     #[error("the store has stopped")]
     Stopped,
@@ -49,113 +80,6 @@ impl StoreError {
     }
 }
 
-/// A message as it came in: its identity, where it came from, and its bytes.
-#[derive(Clone, Debug)]
-pub(crate) struct Incoming {
-    pub key: MessageKey,
-    pub fingerprint: Fingerprint,
-    pub subscription: String,
-    pub pubsub: String,
-    pub topic: String,
-    pub source: String,
-    pub event_id: String,
-    pub ty: String,
-    pub subject: Option<String>,
-    pub traceparent: Option<String>,
-    pub stored: Stored,
-    /// Its handler calls something that must not be repeated unasked.
-    pub once: bool,
-    /// What its `recoveryattempt` said.
-    pub recovery_attempt: u32,
-}
-
-/// What a look at a message found.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Look {
-    /// The fingerprint it was processed with.
-    pub done: Option<Fingerprint>,
-    /// Its row: state, fingerprint, live attempts so far.
-    pub row: Option<(State, Fingerprint, u32)>,
-}
-
-/// What a write about a message came to.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Written {
-    /// Nothing was written.
-    Nothing(Standing),
-    /// It is in this state now.
-    Now(State),
-    /// It is due for recovery then, or waits at a closed gate.
-    Recovering { due_at: Option<Timestamp>, never_attempted: bool },
-    /// A case was opened, or opened again.
-    Quarantined(Quarantined),
-    /// Its row stood beside an inbox key and is gone.
-    Removed,
-}
-
-/// A case as the poison log needs it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Quarantined {
-    pub exception_id: String,
-    pub subscription: String,
-    pub source: String,
-    pub event_id: String,
-    pub category: Category,
-    pub reason: Code,
-    pub attempts: u32,
-    /// A redrive opened a known case again.
-    pub reopened: bool,
-}
-
-/// What a commit came to.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Committed {
-    /// Effects, outgoing messages and inbox key are on disk.
-    Yes,
-    /// It had no right to commit; nothing was written.
-    Nothing(Standing),
-    /// A statement changed another number of rows than it said and wants the handler run again.
-    RowsDiffer,
-    /// A statement changed another number of rows than it said and rejects the message.
-    Rejected(Code),
-    /// A statement failed.
-    EffectFailed(Code),
-}
-
-/// A claimed run.
-#[derive(Clone, Debug)]
-pub(crate) struct Claim {
-    pub incoming: Arc<Incoming>,
-    pub run: i64,
-    pub kind: AttemptKind,
-    /// The number this attempt will have, from 1.
-    pub attempt: u32,
-    pub lease_until: Timestamp,
-}
-
-/// A message waiting in the outbox.
-#[derive(Clone, Debug)]
-pub(crate) struct Outgoing {
-    /// Its place in the log; 0 until it is written.
-    pub seq: i64,
-    pub pubsub: String,
-    pub topic: String,
-    pub message_id: String,
-    /// The whole structured CloudEvent.
-    pub content: Bytes,
-}
-
-/// What waits, for the gauges.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Backlog {
-    pub recovering: u64,
-    pub gates_closed: u64,
-    pub gates_waiting: u64,
-    pub exceptions_open: u64,
-    pub outbox_pending: u64,
-    pub outbox_oldest: Option<Timestamp>,
-}
-
 /// A migration of the application's own tables: run once, in the order given, never edited after.
 #[derive(Clone, Debug)]
 pub struct AppMigration {
@@ -163,6 +87,16 @@ pub struct AppMigration {
     pub name: &'static str,
     /// One or more SQL statements.
     pub sql: &'static str,
+}
+
+/// A database.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum StoreUrl {
+    /// `sqlite://PATH`: one file, one process.
+    Sqlite(PathBuf),
+    /// `postgres://…`: many processes.
+    Postgres(PostgresSettings),
 }
 
 /// How a process means to use the store.
@@ -177,7 +111,13 @@ pub enum OpenAs {
 /// The store, opened. Cheap to clone.
 #[derive(Clone)]
 pub struct Store {
-    sqlite: sqlite::Sqlite,
+    database: Database,
+}
+
+#[derive(Clone)]
+enum Database {
+    Sqlite(Sqlite),
+    Postgres(Box<Postgres>),
 }
 
 impl std::fmt::Debug for Store {
@@ -187,61 +127,155 @@ impl std::fmt::Debug for Store {
 }
 
 impl Store {
-    /// Opens a SQLite database, with its directory and file made where they are missing.
+    /// Opens the database that `url` names. A service makes what is missing of it, `migrations`
+    /// included, unless the settings say otherwise; an operator changes nothing.
     ///
     /// # Errors
-    /// [`StoreError::InUse`] when another service holds it, [`StoreError::Schema`] when its
-    /// tables are not this build's, [`StoreError::Away`] when the file cannot be opened.
-    pub async fn open_sqlite(
-        path: PathBuf,
+    /// [`StoreError::InUse`] when another service holds a SQLite file, [`StoreError::Schema`] when
+    /// the tables are not this build's, [`StoreError::Away`] when it cannot be opened or reached.
+    pub async fn open(
+        url: &StoreUrl,
         open_as: OpenAs,
         migrations: Vec<AppMigration>,
         limits: Limits,
         clock: Clock,
     ) -> Result<Self, StoreError> {
-        let opened = tokio::task::spawn_blocking(move || {
-            sqlite::Sqlite::open(&path, open_as, &migrations, limits, clock)
-        });
-        let sqlite = opened.await.map_err(|_| StoreError::Stopped)??;
-        Ok(Self { sqlite })
+        let database = match url {
+            StoreUrl::Sqlite(path) => {
+                let path = path.clone();
+                let opened = tokio::task::spawn_blocking(move || {
+                    Sqlite::open(&path, open_as, &migrations, limits, clock)
+                });
+                Database::Sqlite(opened.await.map_err(|_| StoreError::Stopped)??)
+            }
+            StoreUrl::Postgres(settings) => {
+                let opened = Postgres::open(settings, open_as, &migrations, limits, clock);
+                Database::Postgres(Box::new(opened.await?))
+            }
+        };
+        Ok(Self { database })
+    }
+
+    /// Makes what is missing of a database's tables, and opens nothing for good.
+    ///
+    /// # Errors
+    /// Those of [`Store::open`].
+    pub async fn migrate(
+        url: &StoreUrl,
+        migrations: Vec<AppMigration>,
+        clock: Clock,
+    ) -> Result<(), StoreError> {
+        match url {
+            StoreUrl::Sqlite(_) => {
+                let limits = Limits::default();
+                Self::open(url, OpenAs::Service, migrations, limits, clock).await.map(drop)
+            }
+            StoreUrl::Postgres(settings) => Postgres::migrate(settings, &migrations, clock).await,
+        }
+    }
+
+    fn writer(&self) -> &Writer {
+        match &self.database {
+            Database::Sqlite(sqlite) => &sqlite.writer,
+            Database::Postgres(postgres) => &postgres.writer,
+        }
+    }
+
+    /// Runs `work` in the next transaction, which it may share with others, and gives its answer
+    /// after the commit. It may run more than once. `key` is the message it is about, where that
+    /// is known beforehand.
+    async fn write<R: Send + 'static>(
+        &self,
+        key: Option<MessageKey>,
+        work: impl FnMut(&Ledger<'_>) -> Result<Kept<R>, StoreError> + Send + 'static,
+    ) -> Result<R, StoreError> {
+        self.writer().write(key, work).await
+    }
+
+    /// Runs `work` on the latest committed state.
+    async fn read<R: Send + 'static>(
+        &self,
+        work: impl FnOnce(&dyn Sql) -> Result<R, StoreError> + Send + 'static,
+    ) -> Result<R, StoreError> {
+        match &self.database {
+            Database::Sqlite(sqlite) => sqlite.reader.read(work).await,
+            Database::Postgres(postgres) => postgres.read(work).await,
+        }
     }
 
     /// Whether the latest transaction could be committed; answered from memory.
     #[must_use]
     pub fn is_healthy(&self) -> bool {
-        self.sqlite.worker.is_healthy()
+        self.writer().is_healthy()
     }
 
     /// Completes when the store can be written again; at once while it can.
     pub(crate) async fn becomes_healthy(&self) {
-        self.sqlite.worker.becomes_healthy().await;
+        self.writer().becomes_healthy().await;
     }
 
-    /// Whether the service before this one ended without saying so.
-    pub(crate) fn opened_after_crash(&self) -> bool {
-        self.sqlite.after_crash
+    /// When it was last noticed that a service of this store had ended without saying so; the one
+    /// before this one, or with PostgreSQL any other.
+    pub(crate) fn crash_seen(&self) -> Option<Timestamp> {
+        match &self.database {
+            Database::Sqlite(sqlite) => sqlite.crash_seen,
+            Database::Postgres(postgres) => postgres.crash_seen(),
+        }
     }
 
-    /// Marks that a service serves now, or has ended properly.
-    pub(crate) async fn serving(&self, serves: bool) -> Result<(), StoreError> {
-        self.sqlite.serving(serves).await
+    /// Says that this service serves. To be repeated every [`Store::SIGN_OF_LIFE_EVERY`], so that
+    /// others do not take it for dead.
+    pub(crate) async fn serving(&self) -> Result<(), StoreError> {
+        match &self.database {
+            Database::Sqlite(_) => self.mark_process("serving").await,
+            Database::Postgres(postgres) => postgres.stay_alive().await,
+        }
     }
 
-    /// The time by which leases and due times are judged.
+    /// How often a service says that it serves.
+    pub(crate) const SIGN_OF_LIFE_EVERY: Duration = postgres::RENEW_EVERY;
+
+    /// Says that this service has ended properly.
+    pub(crate) async fn ended(&self) -> Result<(), StoreError> {
+        match &self.database {
+            Database::Sqlite(_) => self.mark_process("ended").await,
+            Database::Postgres(postgres) => postgres.end().await,
+        }
+    }
+
+    async fn mark_process(&self, state: &'static str) -> Result<(), StoreError> {
+        let mark = move |ledger: &Ledger<'_>| {
+            let text = "UPDATE process SET state = $1 WHERE state <> $1";
+            ledger.sql.execute(text, params![state]).map(|_| Kept::Keep(()))
+        };
+        self.write(None, mark).await
+    }
+
+    /// The time by which leases and due times are judged: with PostgreSQL, the database's.
     pub(crate) fn now(&self) -> Timestamp {
-        self.sqlite.clock.now()
+        match &self.database {
+            Database::Sqlite(sqlite) => sqlite.clock.now(),
+            Database::Postgres(postgres) => postgres.now(),
+        }
     }
 
     /// A cheap write, to learn whether writing works.
     pub(crate) async fn probe(&self) -> Result<(), StoreError> {
-        self.sqlite.probe().await
+        let touch = |ledger: &Ledger<'_>| {
+            let text = "UPDATE app_migration SET applied_at = applied_at WHERE name = ''";
+            ledger.sql.execute(text, &[]).map(|_| Kept::Keep(()))
+        };
+        self.write(None, touch).await
     }
 
     // --- one message -------------------------------------------------------------------------
 
     /// Looks whether the message is done or in trouble.
     pub(crate) async fn look(&self, key: MessageKey) -> Result<Look, StoreError> {
-        self.sqlite.look(key).await
+        match &self.database {
+            Database::Sqlite(_) => self.read(move |sql| rows::look(sql, key)).await,
+            Database::Postgres(postgres) => postgres.look(key).await,
+        }
     }
 
     /// Claims it for a delivery, bytes included, before anything outside is called.
@@ -249,7 +283,20 @@ impl Store {
         &self,
         incoming: Arc<Incoming>,
     ) -> Result<Result<Claim, Standing>, StoreError> {
-        self.sqlite.claim_live(incoming).await
+        let claim = {
+            let incoming = Arc::clone(&incoming);
+            move |ledger: &Ledger<'_>| match ledger.happen(
+                &incoming,
+                &Happening::LiveClaim,
+                None,
+            )? {
+                Written::Nothing(standing) => Ok(Kept::Undo(Err(standing))),
+                _ => {
+                    ledger.claim_of(&incoming, AttemptKind::Live).map(|claim| Kept::Keep(Ok(claim)))
+                }
+            }
+        };
+        self.write(Some(incoming.key), claim).await
     }
 
     /// Commits effects, outgoing messages and inbox key, or nothing.
@@ -260,7 +307,11 @@ impl Store {
         statements: Vec<Statement>,
         outgoing: Vec<Outgoing>,
     ) -> Result<Committed, StoreError> {
-        self.sqlite.commit(incoming, authority, statements, outgoing).await
+        let key = incoming.key;
+        let commit = move |ledger: &Ledger<'_>| {
+            ledger.commit(&incoming, authority, &statements, &outgoing).map(kept_if_committed)
+        };
+        refused_as_failed(self.write(Some(key), commit).await)
     }
 
     /// Writes down a failure that may pass, with the event's bytes.
@@ -270,7 +321,7 @@ impl Store {
         authority: Authority,
         code: Code,
     ) -> Result<Written, StoreError> {
-        self.sqlite.fail(incoming, authority, code).await
+        self.happen(incoming, Happening::Failed(authority, code.clone()), Some(code)).await
     }
 
     /// Opens a case. `attempted` says whether a handler run led to it.
@@ -282,12 +333,13 @@ impl Store {
         code: Code,
         attempted: bool,
     ) -> Result<Written, StoreError> {
-        self.sqlite.refuse(incoming, authority, category, code, attempted).await
+        let recorded = attempted.then(|| code.clone());
+        self.happen(incoming, Happening::Refused(authority, category, code), recorded).await
     }
 
     /// Takes in its dead letter.
     pub(crate) async fn dead_letter(&self, incoming: Arc<Incoming>) -> Result<Written, StoreError> {
-        self.sqlite.dead_letter(incoming).await
+        self.happen(incoming, Happening::DeadLetter, None).await
     }
 
     /// Gives a claim back whose handler never began.
@@ -296,14 +348,27 @@ impl Store {
         incoming: Arc<Incoming>,
         run: i64,
     ) -> Result<Written, StoreError> {
-        self.sqlite.release(incoming, run).await
+        self.happen(incoming, Happening::Released(run), None).await
+    }
+
+    async fn happen(
+        &self,
+        incoming: Arc<Incoming>,
+        happening: Happening,
+        attempt: Option<Code>,
+    ) -> Result<Written, StoreError> {
+        let key = incoming.key;
+        let write = move |ledger: &Ledger<'_>| {
+            ledger.happen(&incoming, &happening, attempt.as_ref()).map(Kept::Keep)
+        };
+        self.write(Some(key), write).await
     }
 
     // --- what is due -------------------------------------------------------------------------
 
     /// Moves on what waited long enough: guard times and leases that have passed. At most `max`.
     pub(crate) async fn time_passed(&self, max: u32) -> Result<Vec<Written>, StoreError> {
-        self.sqlite.time_passed(max).await
+        self.write(None, move |ledger| ledger.time_passed(max).map(Kept::Keep)).await
     }
 
     /// Claims recoveries that are due and redrives that were asked for, oldest first. Each claim
@@ -312,24 +377,24 @@ impl Store {
         &self,
         max: u32,
     ) -> Result<(Vec<Claim>, Vec<Written>), StoreError> {
-        self.sqlite.claim_due(max).await
+        self.write(None, move |ledger| ledger.claim_due(max).map(Kept::Keep)).await
     }
 
     /// When the next recovery, guard time or lease is due; `None` when nothing waits.
     pub(crate) async fn next_due(&self) -> Result<Option<Timestamp>, StoreError> {
-        self.sqlite.next_due().await
+        self.read(rows::next_due).await
     }
 
     /// What waits, for the gauges.
     pub(crate) async fn backlog(&self) -> Result<Backlog, StoreError> {
-        self.sqlite.backlog().await
+        self.read(rows::backlog).await
     }
 
     // --- gates -------------------------------------------------------------------------------
 
     /// Every gate that has counted a failure since the last success, or is closed.
     pub(crate) async fn gates(&self) -> Result<Vec<GateRow>, StoreError> {
-        self.sqlite.gates().await
+        self.read(gates::list).await
     }
 
     /// Holds or opens a gate, with an audit entry.
@@ -340,19 +405,28 @@ impl Store {
         act: GateAct,
         actor: String,
     ) -> Result<(), StoreError> {
-        self.sqlite.act_on_gate(subscription, code, act, actor).await
+        let write = move |ledger: &Ledger<'_>| {
+            gates::act(ledger, &subscription, code.as_str(), act, &actor).map(Kept::Keep)
+        };
+        self.write(None, write).await
     }
 
     // --- the outbox --------------------------------------------------------------------------
 
     /// The next unpublished messages of every topic, in the log's order, at most `max` a topic.
     pub(crate) async fn outbox_pending(&self, max: u32) -> Result<Vec<Vec<Outgoing>>, StoreError> {
-        self.sqlite.outbox_pending(max).await
+        let owner = match &self.database {
+            Database::Sqlite(_) => String::new(),
+            Database::Postgres(postgres) => postgres.log_owner().to_owned(),
+        };
+        self.read(move |sql| outbox::pending(sql, &owner, max)).await
     }
 
     /// Moves a topic's cursor: all up to `last` is published.
     pub(crate) async fn outbox_published(&self, last: Outgoing) -> Result<(), StoreError> {
-        self.sqlite.outbox_published(last).await
+        let publish =
+            move |ledger: &Ledger<'_>| outbox::move_cursor(ledger.sql, &last).map(Kept::Keep);
+        self.write(None, publish).await
     }
 
     /// Moves a topic's cursor past a message the sidecar refused for good, and opens its case.
@@ -361,24 +435,26 @@ impl Store {
         refused: Outgoing,
         source: String,
     ) -> Result<Quarantined, StoreError> {
-        self.sqlite.outbox_refused(refused, source).await
+        let refuse =
+            move |ledger: &Ledger<'_>| outbox::refuse(ledger, &refused, &source).map(Kept::Keep);
+        self.write(None, refuse).await
     }
 
     // --- cases -------------------------------------------------------------------------------
 
     /// Cases by filter, unfinished ones first, then the newest.
     pub(crate) async fn cases(&self, filter: CaseFilter) -> Result<Vec<CaseRow>, StoreError> {
-        self.sqlite.cases(filter).await
+        self.read(move |sql| cases::list(sql, &filter)).await
     }
 
     /// The cases whose id begins with `prefix`, at most two.
     pub(crate) async fn cases_by_prefix(&self, prefix: String) -> Result<Vec<CaseRow>, StoreError> {
-        self.sqlite.cases_by_prefix(prefix).await
+        self.read(move |sql| cases::by_prefix(sql, &prefix)).await
     }
 
     /// What was done about a case, oldest first.
     pub(crate) async fn audit(&self, exception_id: String) -> Result<Vec<AuditEntry>, StoreError> {
-        self.sqlite.audit(exception_id).await
+        self.read(move |sql| cases::audit(sql, &exception_id)).await
     }
 
     /// The exact bytes of a case's message; the reveal is written to the audit log first.
@@ -387,7 +463,10 @@ impl Store {
         exception_id: String,
         actor: String,
     ) -> Result<Option<Stored>, StoreError> {
-        self.sqlite.reveal(exception_id, actor).await
+        let reveal = move |ledger: &Ledger<'_>| {
+            cases::reveal(ledger.sql, &exception_id, &actor, ledger.now).map(Kept::Keep)
+        };
+        self.write(None, reveal).await
     }
 
     /// Asks the service to run a case's message again.
@@ -396,7 +475,10 @@ impl Store {
         exception_id: String,
         actor: String,
     ) -> Result<Asked, StoreError> {
-        self.sqlite.request_redrive(exception_id, actor).await
+        let ask = move |ledger: &Ledger<'_>| {
+            cases::request_redrive(ledger.sql, &exception_id, &actor, ledger.now)
+        };
+        self.write(None, ask).await
     }
 
     /// Closes a case: a tombstone, nothing runs again.
@@ -406,7 +488,8 @@ impl Store {
         actor: String,
         note: String,
     ) -> Result<Asked, StoreError> {
-        self.sqlite.close(exception_id, actor, note).await
+        let close = move |ledger: &Ledger<'_>| cases::close(ledger, &exception_id, &actor, &note);
+        self.write(None, close).await
     }
 
     // --- the application ---------------------------------------------------------------------
@@ -414,14 +497,36 @@ impl Store {
     /// Runs one query on committed state. Rows are values in the order of the columns.
     pub(crate) async fn query(
         &self,
-        sql: String,
+        text: String,
         params: Vec<Value>,
     ) -> Result<Vec<Vec<Value>>, StoreError> {
-        self.sqlite.query(sql, params).await
+        let query = move |sql: &dyn Sql| {
+            let params: Vec<Param<'_>> = params.iter().map(Param::from).collect();
+            sql.query(&text, &params)
+        };
+        self.read(query).await
     }
 
     /// Opens an interactive transaction for one delivery.
-    pub(crate) async fn session(&self, limit: std::time::Duration) -> Result<Session, StoreError> {
-        self.sqlite.session(limit).await
+    pub(crate) async fn session(&self, limit: Duration) -> Result<Session, StoreError> {
+        let database = self.database.clone();
+        let serve = |mut served: session::Served| async move {
+            let committed = match database {
+                Database::Sqlite(sqlite) => {
+                    sqlite.writer.write_alone(move |ledger| served.serve(ledger)).await
+                }
+                Database::Postgres(postgres) => postgres.serve(served).await,
+            };
+            refused_as_failed(committed)
+        };
+        Session::open(limit, serve).await
+    }
+}
+
+/// A transaction that the database refused was refused for the effects in it.
+fn refused_as_failed(committed: Result<Committed, StoreError>) -> Result<Committed, StoreError> {
+    match committed {
+        Err(StoreError::Refused(code)) => Ok(Committed::EffectFailed(code)),
+        other => other,
     }
 }

@@ -17,7 +17,7 @@ effect and who gave them. Which broker is used stands in `components/`, how the 
   exit code 64. All problems are told at once, with an example each and without the values.
   (What Kubernetes sets for a Service called `backstop…` is passed over.)
 - Times are in seconds and may have decimals: `0.5`.
-- Tokens are never printed or logged.
+- Tokens, and the password in a URL, are never printed or logged.
 ";
 
 const TAIL: &str = "
@@ -65,7 +65,7 @@ fn row(variable: &Variable) -> String {
         Kind::Count { unit: "", min, max } => format!("{min} to {max}"),
         Kind::Count { unit, min, max } => format!("{unit}, {min} to {max}"),
         Kind::Choice(words) => format!("`{}`", words.join("`, `")),
-        Kind::Text(described) => described.to_owned(),
+        Kind::Text(described) | Kind::Url(described) => described.to_owned(),
         Kind::Secret => "printable ASCII without spaces; secret".to_owned(),
     };
     let Variable { name, example, meaning, .. } = variable;

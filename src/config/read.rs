@@ -159,6 +159,7 @@ impl Reader {
                 name: variable.name,
                 value: match (given, &variable.default, &variable.kind) {
                     (Some(_), _, Kind::Secret) => "(set)".to_owned(),
+                    (Some(text), _, Kind::Url(_)) => values::without_password(text),
                     (Some(text), _, _) => text.clone(),
                     (None, Fallback::Value(text), _) => (*text).to_owned(),
                     (None, Fallback::Unset(means), _) => format!("({})", means.replace('`', "")),

@@ -137,8 +137,31 @@ fn a_store_is_a_sqlite_file() {
     ] {
         assert!(store(bad).is_err(), "{bad}");
     }
-    let text = problems(&[("BACKSTOP_STORE_URL", "postgres://me:hunter2@db/orders")]);
-    assert!(text.contains("not in this release") && !text.contains("hunter2"), "{text}");
+}
+
+#[test]
+fn a_store_is_a_postgresql_database_whose_password_is_never_shown() {
+    let store = |text| read(&[("BACKSTOP_STORE_URL", text)]).map(|config| config.store);
+    let url = "postgres://me:hunter2@db/orders";
+    let StoreUrl::Postgres(settings) = store(url).unwrap() else { panic!("{url}") };
+    assert_eq!((settings.schema.as_str(), settings.pool_size), ("backstop", 8));
+    let config = read(&[("BACKSTOP_STORE_URL", url)]).unwrap();
+    let shown = format!("{config:?}");
+    assert!(shown.contains("postgres://me:***@db/orders") && !shown.contains("hunter2"), "{shown}");
+    for bad in [
+        "postgres://me:hunter2@db",
+        "postgres:///orders?password=hunter2",
+        "postgres://me:hunter2@db:port/orders",
+        "postgres://me:hunter2@db/orders?sslmode=prefer",
+        "postgres://me:hunter2@db/orders?nonsense=hunter2",
+    ] {
+        let text = problems(&[("BACKSTOP_STORE_URL", bad)]);
+        assert!(!text.contains("hunter2"), "{text}");
+    }
+    for bad in ["", "1a", "pg_x", "A", "a-b", "a.b", "a\"b"] {
+        let wrong = read(&[("BACKSTOP_STORE_SCHEMA", bad)]);
+        assert_eq!(wrong.is_err(), !bad.is_empty(), "{bad}");
+    }
 }
 
 #[test]

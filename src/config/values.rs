@@ -9,7 +9,7 @@ use std::time::Duration;
 use secrecy::SecretString;
 use tracing_subscriber::filter::{EnvFilter, LevelFilter};
 
-use super::StoreUrl;
+use crate::store::PostgresUrl;
 
 /// Stands for an address that could not be read; never handed out.
 pub(super) const NOWHERE: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0));
@@ -76,12 +76,19 @@ pub(super) fn listen_address(text: &str) -> Parsed<SocketAddr> {
     text.parse().map_err(|_| "is not an IP address and a port".to_owned())
 }
 
-pub(super) fn store_url(text: &str) -> Parsed<StoreUrl> {
+/// A database, before the settings that only PostgreSQL has.
+pub(super) enum StorePlace {
+    Sqlite(PathBuf),
+    Postgres(PostgresUrl),
+}
+
+pub(super) fn store_place(text: &str) -> Parsed<StorePlace> {
     if text.starts_with("postgres://") || text.starts_with("postgresql://") {
-        return Err("PostgreSQL is not in this release: use sqlite://PATH".to_owned());
+        let url: PostgresUrl = text.parse().map_err(|error| format!("{error}"))?;
+        return Ok(StorePlace::Postgres(url));
     }
     let Some(path) = text.strip_prefix("sqlite://") else {
-        return Err("does not begin with sqlite://".to_owned());
+        return Err("begins with neither sqlite:// nor postgres://".to_owned());
     };
     if path.contains(":memory:") || path.contains("mode=memory") {
         return Err(
@@ -94,7 +101,35 @@ pub(super) fn store_url(text: &str) -> Parsed<StoreUrl> {
     if path.is_empty() || path.ends_with('/') {
         return Err("names no file".to_owned());
     }
-    Ok(StoreUrl::Sqlite(PathBuf::from(path)))
+    Ok(StorePlace::Sqlite(PathBuf::from(path)))
+}
+
+/// A schema that needs no quotes.
+pub(super) fn schema(text: &str) -> Parsed<String> {
+    let begins = text.starts_with(|first: char| first.is_ascii_lowercase() || first == '_');
+    let goes_on =
+        text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_');
+    if !begins || !goes_on || text.len() > 63 || text.starts_with("pg_") {
+        return Err("is not 1 to 63 of a-z, 0-9 and _, or begins with a digit or pg_".to_owned());
+    }
+    Ok(text.to_owned())
+}
+
+/// A URL with its password masked.
+pub(super) fn without_password(url: &str) -> String {
+    let masked = url.split_once("://").and_then(|(scheme, rest)| {
+        let (credentials, place) = rest.rsplit_once('@')?;
+        let (user, _) = credentials.split_once(':')?;
+        Some(format!("{scheme}://{user}:***@{place}"))
+    });
+    let masked = masked.unwrap_or_else(|| url.to_owned());
+    // tokio-postgres takes a password as a parameter too.
+    let Some((address, query)) = masked.split_once('?') else { return masked };
+    let shown = query.split('&').map(|pair| match pair.split_once('=') {
+        Some(("password", _)) => "password=***",
+        _ => pair,
+    });
+    format!("{address}?{}", shown.collect::<Vec<_>>().join("&"))
 }
 
 pub(super) fn http_url(text: &str) -> Parsed<String> {

@@ -33,12 +33,14 @@ pub(super) enum Kind {
     Choice(&'static [&'static str]),
     /// What the text describes.
     Text(&'static str),
+    /// A URL, as the text describes, shown without its password.
+    Url(&'static str),
     /// A token, never shown.
     Secret,
 }
 
 use Fallback::{Unset, Value};
-use Kind::{Choice, Count, Secret, Secs, Text};
+use Kind::{Choice, Count, Secret, Secs, Text, Url};
 
 const NAME: Kind = Text("1 to 64 of `A-Z a-z 0-9 . _ -`");
 const PORT: Kind = Count { unit: "", min: 1, max: 65_535 };
@@ -57,8 +59,8 @@ macro_rules! variables {
 
 variables! {
     "This process" {
-        STORE_URL = "BACKSTOP_STORE_URL", Value("sqlite://backstop.db"), Text("`sqlite://PATH`"), "sqlite:///var/lib/backstop/backstop.db",
-            "The database. A path without a leading slash counts from the working directory. In memory is refused: what is acknowledged must be on disk.";
+        STORE_URL = "BACKSTOP_STORE_URL", Value("sqlite://backstop.db"), Url("`sqlite://PATH` or `postgres://USER:PASSWORD@HOST/DATABASE`"), "sqlite:///var/lib/backstop/backstop.db",
+            "The database. SQLite: a path without a leading slash counts from the working directory; in memory is refused, for what is acknowledged must be on disk. PostgreSQL 13 or newer: TLS with verification is required unless the host is this machine; `sslmode=disable` switches it off, `sslrootcert=FILE` trusts those authorities instead of the system's.";
         HTTP_LISTEN = "BACKSTOP_HTTP_LISTEN", Value("127.0.0.1:8080"), Text("`IP:PORT`, another port than `APP_PORT`"), "0.0.0.0:8080",
             "Where the console, `/metrics`, `/healthz` and `/readyz` listen.";
         CONSUMER = "BACKSTOP_CONSUMER", Unset("the Dapr app id"), NAME, "order-service",
@@ -67,6 +69,18 @@ variables! {
             "The pub/sub component that is consumed from and published to. Its dead letters come through the component of this name with `-dead` added, when the sidecar has loaded one.";
         DRAIN_TIMEOUT_SECS = "BACKSTOP_DRAIN_TIMEOUT_SECS", Value("20"), Secs { min: 0.0, max: 3600.0 }, "20",
             "How long a stopping process waits for the work in hand. Keep it below the platform's own grace period.";
+    }
+    "PostgreSQL" {
+        STORE_SCHEMA = "BACKSTOP_STORE_SCHEMA", Value("backstop"), Text("1 to 63 of `a-z 0-9 _`"), "backstop",
+            "The schema of the store's tables; made when it is missing. Tables that no statement qualifies are looked for there first, then in `public`.";
+        STORE_POOL_SIZE = "BACKSTOP_STORE_POOL_SIZE", Value("8"), Count { unit: "connections", min: 1, max: 256 }, "8",
+            "Connections for reading, and as many again for interactive transactions; two more write and look up duplicates. All are opened when needed.";
+        STORE_STATEMENT_TIMEOUT_SECS = "BACKSTOP_STORE_STATEMENT_TIMEOUT_SECS", Value("5"), Secs { min: 0.1, max: 600.0 }, "5",
+            "How long one statement may take. A handler's that takes longer fails its delivery; those that commit with it wait as long.";
+        STORE_LOCK_TIMEOUT_SECS = "BACKSTOP_STORE_LOCK_TIMEOUT_SECS", Value("3"), Secs { min: 0.1, max: 600.0 }, "3",
+            "How long a statement may wait for a lock of another transaction before all of its own is run again.";
+        STORE_MIGRATE = "BACKSTOP_STORE_MIGRATE", Value("at_start"), Choice(&["at_start", "never"]), "never",
+            "Whether a service makes what is missing of the tables when it starts. `never` leaves it to `backstop migrate`, and a service whose tables are not there does not start.";
     }
     "One delivery" {
         HANDLER_TIMEOUT_SECS = "BACKSTOP_HANDLER_TIMEOUT_SECS", Value("20"), Secs { min: 0.001, max: 3600.0 }, "20",

@@ -297,6 +297,7 @@ fn to_publish(
     set("data", message.data);
     event.extend(message.extensions);
     Outgoing {
+        log: 0,
         seq: 0,
         pubsub: message.pubsub.unwrap_or_else(|| run.incoming.pubsub.clone()),
         topic: message.topic,

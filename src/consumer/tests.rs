@@ -60,9 +60,15 @@ async fn world_with(call: OutsideCall, limits: Limits) -> World {
         sql: "CREATE TABLE done (id TEXT PRIMARY KEY, note TEXT) STRICT",
     };
     let path = directory.path().join("test.db");
-    let store = Store::open_sqlite(path, OpenAs::Service, vec![tables], limits, clock.clone())
-        .await
-        .unwrap();
+    let store = Store::open(
+        &crate::store::StoreUrl::Sqlite(path),
+        OpenAs::Service,
+        vec![tables],
+        limits,
+        clock.clone(),
+    )
+    .await
+    .unwrap();
     let calls = Arc::new(AtomicU32::new(0));
     let counted = Arc::clone(&calls);
     let away = Arc::new(AtomicBool::new(false));
@@ -482,8 +488,8 @@ async fn a_handler_that_calls_outside_is_claimed_first_with_its_bytes() {
 
 #[tokio::test]
 async fn a_cautious_consumer_claims_every_message_before_its_handler_runs() {
-    let mut world = world(OutsideCall::None).await;
-    Arc::get_mut(&mut world.consumer).unwrap().cautious_for(Duration::from_secs(60));
+    let world = world(OutsideCall::None).await;
+    world.consumer.be_cautious(world.consumer.store.now().plus(Duration::from_secs(60)));
     assert_eq!(world.live(&event("1", "")).await, Outcome::Processed);
     assert_eq!(world.live(&event("2", "fail")).await, Outcome::Retrying(BUSY));
     let rows = world.rows("SELECT run, attempts FROM message").await;

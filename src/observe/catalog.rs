@@ -134,7 +134,7 @@ events! {
     SIDECAR_SILENT = WARN "The sidecar's API does not answer; nothing is consumed until it does."
         with ["endpoint"],
         "Without it the consumer's name and the dead-letter component are not known. Is DAPR_GRPC_PORT the sidecar's?";
-    STARTS_CAUTIOUSLY = WARN "The service before this one ended uncleanly; every message is claimed first for a while."
+    IS_CAUTIOUS = WARN "A service of this store ended uncleanly; every message is claimed first for a while."
         with ["for_secs"],
         "A message that ends the process is found out, and takes no other with it. Slower: one more commit a message.";
     STORE_BACK = INFO "The store can commit again."

@@ -145,7 +145,7 @@ fn everything(observer: &Observer) {
     observer.publish_refused("order-accepted", &NOT_FOUND, &8);
     observer.backlog_measured(Backlog { outbox_pending: 5, ..Backlog::default() });
     observer.sidecar_silent("http://127.0.0.1:50001");
-    observer.starts_cautiously(SECOND);
+    observer.is_cautious(SECOND);
     observer.store_health(false);
     observer.store_health(true);
     observer.sidecar_found("order-service", "1.16.4", "order-service");

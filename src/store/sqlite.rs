@@ -14,25 +14,23 @@ use rusqlite::{Connection, OpenFlags, OptionalExtension, params};
 
 use crate::clock::{Clock, Timestamp};
 use crate::custody::Limits;
-use crate::effect::Value;
+use crate::store::outbox::Log;
+use crate::store::statements::ends_transaction;
+use crate::store::writer::Writer;
 use crate::store::{AppMigration, OpenAs, StoreError};
 
-mod cases;
-mod effects;
-mod gates;
-mod ledger;
+mod connection;
 #[cfg(test)]
 mod model;
-mod outbox;
-mod rows;
-pub(crate) mod session;
+mod reader;
 #[cfg(test)]
 mod simulation;
 #[cfg(test)]
 mod tests;
-mod worker;
+mod transactions;
 
-use worker::{Kept, Worker};
+use reader::Reader;
+use transactions::SqliteWriter;
 
 mod embedded {
     refinery::embed_migrations!("src/store/migrations/sqlite");
@@ -45,11 +43,11 @@ const WAL_BYTES_MAX: u32 = 64 << 20;
 
 #[derive(Clone)]
 pub(crate) struct Sqlite {
-    pub(crate) worker: Worker,
+    pub(crate) writer: Writer,
+    pub(crate) reader: Reader,
     pub(crate) clock: Clock,
-    limits: Limits,
-    /// The service before this one ended without saying so.
-    pub(crate) after_crash: bool,
+    /// When this was opened, if the service before ended without saying so.
+    pub(crate) crash_seen: Option<Timestamp>,
     /// Held, never read: dropping it lets another service in.
     _lock: Option<Arc<File>>,
 }
@@ -88,42 +86,12 @@ impl Sqlite {
             }
         };
         let reader = connect(path, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
-        let worker = Worker::start(writer, reader, clock.clone()).map_err(StoreError::away)?;
-        Ok(Self { worker, clock, limits, after_crash, _lock: lock })
-    }
-
-    pub(crate) async fn probe(&self) -> Result<(), StoreError> {
-        let touch = |connection: &Connection, _| {
-            connection
-                .execute("UPDATE app_migration SET applied_at = applied_at WHERE name = ''", [])
-                .map_err(StoreError::away)?;
-            Ok(Kept::Keep(()))
-        };
-        self.worker.write(touch).await
-    }
-
-    /// Marks that a service serves now, or has ended properly.
-    pub(crate) async fn serving(&self, serves: bool) -> Result<(), StoreError> {
-        let state = if serves { "serving" } else { "ended" };
-        let mark = move |connection: &Connection, _| {
-            connection
-                .execute("UPDATE process SET state = ?1", [state])
-                .map_err(StoreError::away)?;
-            Ok(Kept::Keep(()))
-        };
-        self.worker.write(mark).await
-    }
-
-    pub(crate) async fn query(
-        &self,
-        sql: String,
-        params: Vec<Value>,
-    ) -> Result<Vec<Vec<Value>>, StoreError> {
-        self.worker.read(move |connection| effects::query(connection, &sql, &params)).await
-    }
-
-    pub(crate) async fn session(&self, limit: Duration) -> Result<session::Session, StoreError> {
-        session::Session::open(self.worker.clone(), self.limits, limit).await
+        let writes =
+            SqliteWriter { connection: writer, clock: clock.clone(), limits, log: Log::only() };
+        let writer = Writer::start(writes).map_err(StoreError::away)?;
+        let reader = Reader::start(reader).map_err(StoreError::away)?;
+        let crash_seen = after_crash.then(|| clock.now());
+        Ok(Self { writer, reader, clock, crash_seen, _lock: lock })
     }
 }
 
@@ -220,7 +188,7 @@ fn apply_once(
             );
             Err(StoreError::Schema(problem.into()))
         }
-        None if effects::ends_transaction(migration.sql) => {
+        None if ends_transaction(migration.sql) => {
             let problem = format!(
                 "migration `{}`: ON CONFLICT ROLLBACK would undo other deliveries; use ABORT",
                 migration.name

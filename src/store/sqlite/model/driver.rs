@@ -5,11 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use rusqlite::Connection;
 
-use super::super::ledger::{Ledger, kept_if_committed};
-use super::super::rows::{is_done, load_row, look, next_due};
-use super::super::session::kept_as_a_whole;
-use super::super::worker::Kept;
-use super::super::{cases, configure, gates, migrate, take_over};
+use super::super::{configure, migrate, take_over};
 use super::machine::{Case, Handler, Row, Run, Settings, Standing, World};
 use super::step::{Happens, Step, Told};
 use crate::backoff::Backoff;
@@ -18,8 +14,14 @@ use crate::custody::{self, Authority, Happening, Limits, State};
 use crate::effect::sql;
 use crate::event::{Fingerprint, MessageKey, Stored};
 use crate::outcome::{Category, Code};
+use crate::store::ledger::{Ledger, kept_if_committed};
+use crate::store::outbox::Log;
+use crate::store::rows::{is_done, load_row, look, next_due};
+use crate::store::session::kept_as_a_whole;
+use crate::store::writer::Kept;
 use crate::store::{
     AppMigration, Asked, AttemptKind, CaseStatus, Claim, Committed, Incoming, Outgoing, Written,
+    cases, gates,
 };
 
 /// Bytes no text column would keep: not UTF-8, with a NUL between.
@@ -35,6 +37,7 @@ pub(super) struct Store {
     connection: Connection,
     settings: Settings,
     limits: Limits,
+    log: Log,
     incoming: Incoming,
 }
 
@@ -54,7 +57,8 @@ impl Store {
             age_max: Duration::MAX,
             ..Limits::default()
         };
-        Self { connection, settings, limits, incoming: incoming(settings.handler) }
+        let incoming = incoming(settings.handler);
+        Self { connection, settings, limits, log: Log::only(), incoming }
     }
 
     /// Opens a transaction, or one within it.
@@ -153,7 +157,7 @@ impl Store {
     }
 
     fn ledger(&self, now: Timestamp) -> Ledger<'_> {
-        Ledger { connection: &self.connection, limits: &self.limits, now }
+        Ledger { sql: &self.connection, limits: &self.limits, log: &self.log, now }
     }
 
     fn row(&self) -> Result<Option<custody::Row>, String> {
@@ -215,6 +219,7 @@ impl Store {
     fn commit(&self, run: Run, told: Told, now: Timestamp) -> Result<Told, String> {
         let ledger = self.ledger(now);
         let outgoing = [Outgoing {
+            log: 0,
             seq: 0,
             pubsub: "pubsub".to_owned(),
             topic: "shipments".to_owned(),

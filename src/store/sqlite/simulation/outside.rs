@@ -1,11 +1,11 @@
 //! Everything around the process: broker, sidecar, dead-letter topic, dependency, operators, relay,
 //! time; and the choice of what happens next.
 
-use super::store::Store;
+use super::store::SUBSCRIPTION;
 use super::world::{CODES, Carrier, Lane, Run, Stage, Step, TOPICS, World};
 use crate::outcome::Outcome;
-use crate::store::GateAct;
-use crate::store::sqlite::cases;
+use crate::store::writer::Kept;
+use crate::store::{GateAct, cases, gates, outbox};
 
 impl World<'_> {
     /// Lets one thing happen, chosen by chance; what does not apply does nothing.
@@ -195,7 +195,8 @@ impl World<'_> {
 
     pub(super) fn act_on_gate(&mut self, code: &str, act: GateAct) -> Step {
         self.say(format!("an operator: {} the gate of {code}", act.as_str()));
-        self.write(|ledger| Store::act_on_gate(ledger, code, act)).map(drop)
+        self.write(|ledger| gates::act(ledger, SUBSCRIPTION, code, act, "operator").map(Kept::Keep))
+            .map(drop)
     }
 
     fn act_on_case(&mut self, redrive: bool) -> Step {
@@ -206,7 +207,7 @@ impl World<'_> {
         let now = self.now;
         let asked = self.write(|ledger| {
             if redrive {
-                cases::request_redrive(ledger.connection, &id, "ann", now)
+                cases::request_redrive(ledger.sql, &id, "ann", now)
             } else {
                 cases::close(ledger, &id, "ann", "settled by hand")
             }
@@ -236,9 +237,9 @@ impl World<'_> {
     /// was anything to do.
     pub(super) fn relay_topic(&mut self, topic: usize) -> Step<bool> {
         let name = TOPICS[topic];
-        if let Some(seq) = self.relay[topic].cursor_to.take() {
-            self.say(format!("the cursor of {name} moves to {seq}"));
-            self.write(|ledger| Store::published(ledger, name, seq))?;
+        if let Some(last) = self.relay[topic].cursor_to.take() {
+            self.say(format!("the cursor of {name} moves to {}", last.seq));
+            self.write(|ledger| outbox::move_cursor(ledger.sql, &last).map(Kept::Keep))?;
             return Ok(true);
         }
         let pending = self.store.pending(name)?;
@@ -246,10 +247,11 @@ impl World<'_> {
             return Ok(false);
         }
         let count = if self.healing { pending.len() } else { 1 + self.random.below(pending.len()) };
-        for (seq, id) in pending.into_iter().take(count) {
+        for message in pending.into_iter().take(count) {
+            let id = &message.message_id;
             self.say(format!("{id} is published to {name}"));
             let relay = &mut self.relay[topic];
-            match relay.committed.iter().position(|committed| *committed == id) {
+            match relay.committed.iter().position(|committed| committed == id) {
                 Some(place) if place < relay.published => {}
                 Some(place) if place == relay.published => relay.published += 1,
                 Some(place) => {
@@ -258,7 +260,7 @@ impl World<'_> {
                 }
                 None => return Err(format!("{id} was published and never committed")),
             }
-            relay.cursor_to = Some(seq);
+            relay.cursor_to = Some(message);
         }
         Ok(true)
     }

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::super::ledger::{Ledger, kept_if_committed};
-use super::super::worker::Kept;
 use super::world::{CODES, Lane, Nature, Stage, Step, TOPICS, World};
 use crate::custody::{Authority, Happening, Row, Standing, State};
 use crate::effect::sql;
 use crate::outcome::{Category, Code, Outcome, reason};
+use crate::store::ledger::{Ledger, kept_if_committed};
+use crate::store::writer::Kept;
 use crate::store::{AttemptKind, Claim, Committed, Incoming, Outgoing, StoreError, Written};
 
 const HANDLER_TIMEOUT: Duration = Duration::from_secs(20);
@@ -390,6 +390,7 @@ fn over(standing: Standing) -> Outcome {
 fn outgoing(incoming: &Incoming, number: usize) -> Vec<Outgoing> {
     (0..number % 3)
         .map(|n| Outgoing {
+            log: 0,
             seq: 0,
             pubsub: "pubsub".to_owned(),
             topic: TOPICS[(number + n) % 2].to_owned(),

@@ -2,14 +2,15 @@
 
 use rusqlite::{Connection, params};
 
-use super::super::ledger::Ledger;
-use super::super::rows::{is_done, load_row, look, next_due};
-use super::super::worker::Kept;
 use super::super::{configure, migrate, take_over};
 use crate::clock::Timestamp;
 use crate::custody::{Limits, Row};
 use crate::event::MessageKey;
-use crate::store::{AppMigration, GateAct, Look, StoreError};
+use crate::store::ledger::Ledger;
+use crate::store::outbox::{self, Log};
+use crate::store::rows::{is_done, load_row, look, next_due};
+use crate::store::writer::Kept;
+use crate::store::{AppMigration, Look, Outgoing, StoreError};
 
 /// When every history begins.
 pub(super) const BEGIN: Timestamp = Timestamp(1_800_000_000_000_000);
@@ -19,6 +20,7 @@ pub(super) const BODY: &[u8] = b"{\"order\":1}";
 /// An empty store that histories are played on, one after another, each undone afterwards.
 pub(super) struct Store {
     connection: Connection,
+    log: Log,
 }
 
 impl Store {
@@ -28,7 +30,7 @@ impl Store {
         let mut connection = Connection::open_in_memory().unwrap();
         configure(&connection, true).unwrap();
         migrate(&mut connection, &[effects], BEGIN).unwrap();
-        Self { connection }
+        Self { connection, log: Log::only() }
     }
 
     pub(super) fn begin(&self) {
@@ -57,7 +59,7 @@ impl Store {
         work: impl FnOnce(&Ledger<'_>) -> Result<Kept<R>, StoreError>,
     ) -> Result<Option<R>, String> {
         self.run("SAVEPOINT delivery");
-        let ledger = Ledger { connection: &self.connection, limits, now };
+        let ledger = Ledger { sql: &self.connection, limits, log: &self.log, now };
         let (keep, result) = match work(&ledger) {
             Ok(Kept::Keep(value)) => (!fails, Ok((!fails).then_some(value))),
             Ok(Kept::Undo(value)) => (false, Ok((!fails).then_some(value))),
@@ -154,35 +156,6 @@ impl Store {
             .map_err(text)
     }
 
-    /// Holds or opens a gate as an operator does.
-    pub(super) fn act_on_gate(
-        ledger: &Ledger<'_>,
-        code: &str,
-        act: GateAct,
-    ) -> Result<Kept<()>, StoreError> {
-        let Ledger { connection, now, .. } = ledger;
-        match act {
-            GateAct::Hold => execute(
-                connection,
-                "INSERT OR REPLACE INTO gate (subscription, code, state, since, held, failures,
-                     let_through, awaited, next_probe_at)
-                 VALUES ('orders', ?1, 'closed', ?2, 1, 5, 0, 0, ?2)",
-                params![code, now.0],
-            )?,
-            GateAct::Open => {
-                execute(connection, "DELETE FROM gate WHERE code = ?1", params![code])?;
-                execute(connection, "DELETE FROM gate_failure WHERE code = ?1", params![code])?;
-                execute(
-                    connection,
-                    "UPDATE message SET due_at = ?2, probed_at = NULL
-                     WHERE state = 'recovering' AND due_at IS NULL AND gate = ?1",
-                    params![code, now.0],
-                )?;
-            }
-        }
-        Ok(Kept::Keep(()))
-    }
-
     /// The gates that people hold closed.
     pub(super) fn held_gates(&self) -> Result<Vec<String>, String> {
         self.connection
@@ -194,45 +167,11 @@ impl Store {
     }
 
     /// The next unpublished messages of a topic.
-    pub(super) fn pending(&self, topic: &str) -> Result<Vec<(i64, String)>, String> {
-        self.connection
-            .prepare_cached(
-                "SELECT o.seq, message_id FROM outbox o JOIN relay_cursor c USING (pubsub, topic)
-                 WHERE topic = ?1 AND o.seq > c.seq ORDER BY o.seq LIMIT 4",
-            )
-            .and_then(|mut select| {
-                select
-                    .query_map([topic], |row| Ok((row.get(0)?, row.get(1)?)))
-                    .and_then(Iterator::collect)
-            })
-            .map_err(text)
+    pub(super) fn pending(&self, topic: &str) -> Result<Vec<Outgoing>, String> {
+        let topics = outbox::pending(&self.connection, &self.log.owner, 4).map_err(text)?;
+        let of_topic = |batch: &Vec<Outgoing>| batch.iter().any(|message| message.topic == topic);
+        Ok(topics.into_iter().find(of_topic).unwrap_or_default())
     }
-
-    /// Moves a topic's cursor.
-    pub(super) fn published(
-        ledger: &Ledger<'_>,
-        topic: &str,
-        seq: i64,
-    ) -> Result<Kept<()>, StoreError> {
-        execute(
-            ledger.connection,
-            "UPDATE relay_cursor SET seq = max(seq, ?2) WHERE topic = ?1",
-            params![topic, seq],
-        )?;
-        Ok(Kept::Keep(()))
-    }
-}
-
-fn execute(
-    connection: &Connection,
-    text: &str,
-    bound: impl rusqlite::Params,
-) -> Result<(), StoreError> {
-    connection
-        .prepare_cached(text)
-        .and_then(|mut statement| statement.execute(bound))
-        .map(drop)
-        .map_err(StoreError::away)
 }
 
 fn text(error: impl std::fmt::Display) -> String {

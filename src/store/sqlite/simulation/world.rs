@@ -13,7 +13,8 @@ use crate::clock::Timestamp;
 use crate::custody::{Authority, Limits, State};
 use crate::event::{Fingerprint, MessageKey, Stored};
 use crate::outcome::{Code, Outcome};
-use crate::store::{Incoming, StoreError};
+use crate::store::writer::Kept;
+use crate::store::{Incoming, Outgoing, StoreError};
 
 /// `Err` says which promise was broken.
 pub(super) type Step<T = ()> = Result<T, String>;
@@ -137,7 +138,7 @@ pub(super) struct Relay {
     /// How much of it has been published at least once.
     pub published: usize,
     /// Published, while its cursor has not moved.
-    pub cursor_to: Option<i64>,
+    pub cursor_to: Option<Outgoing>,
 }
 
 impl<'s> World<'s> {
@@ -211,7 +212,7 @@ impl<'s> World<'s> {
     /// Writes in one transaction; `None` when the store is away, and then nothing is on disk.
     pub(super) fn write<R>(
         &mut self,
-        work: impl FnOnce(&super::super::ledger::Ledger<'_>) -> Result<WriteKept<R>, StoreError>,
+        work: impl FnOnce(&crate::store::ledger::Ledger<'_>) -> Result<Kept<R>, StoreError>,
     ) -> Step<Option<R>> {
         let fails = self.breaks(self.settings.store_fails);
         if fails {
@@ -288,8 +289,6 @@ impl<'s> World<'s> {
         Ok(())
     }
 }
-
-pub(super) type WriteKept<R> = super::super::worker::Kept<R>;
 
 impl Message {
     fn new(number: usize, random: &mut Random) -> Self {

@@ -3,35 +3,27 @@
 use super::*;
 use crate::store::{AttemptKind, CaseFilter, CaseStatus};
 
-/// What opening says when it refuses.
-fn refusal(opened: Result<Sqlite, StoreError>) -> String {
-    match opened {
-        Ok(_) => panic!("it opened"),
-        Err(error) => error.to_string(),
-    }
-}
-
 #[tokio::test]
 async fn a_second_service_on_one_file_is_refused_and_an_operator_is_not() {
-    let place = Place::new();
-    let store = place.open();
-    let second = refusal(place.open_as(OpenAs::Service));
+    let place = Place::sqlite();
+    let store = place.open().await;
+    let second = refusal(place.open_as(OpenAs::Service).await);
     assert!(second.contains("is being served by another process"), "{second}");
     assert!(second.contains("store.db"), "{second}");
-    let operator = place.open_as(OpenAs::Operator).unwrap();
+    let operator = place.open_as(OpenAs::Operator).await.unwrap();
     store.file("1", Category::Invalid).await;
     assert_eq!(
         operator.cases(CaseFilter { limit: 9, ..CaseFilter::default() }).await.unwrap().len(),
         1
     );
     drop(store);
-    place.open();
+    place.open().await;
 }
 
 #[tokio::test]
 async fn an_operator_s_tool_makes_no_store_where_there_is_none() {
-    let place = Place::new();
-    let missing = refusal(place.open_as(OpenAs::Operator));
+    let place = Place::sqlite();
+    let missing = refusal(place.open_as(OpenAs::Operator).await);
     assert!(missing.contains("there is no store at"), "{missing}");
     assert!(missing.contains("BACKSTOP_STORE_URL"), "{missing}");
     assert!(!place.path().exists());
@@ -39,67 +31,41 @@ async fn an_operator_s_tool_makes_no_store_where_there_is_none() {
 
 #[tokio::test]
 async fn an_operator_s_tool_refuses_a_file_that_is_no_store_of_ours() {
-    let place = Place::new();
+    let place = Place::sqlite();
     Connection::open(place.path()).unwrap().execute_batch("CREATE TABLE other (a)").unwrap();
-    let foreign = refusal(place.open_as(OpenAs::Operator));
+    let foreign = refusal(place.open_as(OpenAs::Operator).await);
     assert!(foreign.contains("is not a Backstop store"), "{foreign}");
 }
 
 #[tokio::test]
 async fn a_file_that_is_no_database_is_refused_by_a_service_too() {
-    let place = Place::new();
+    let place = Place::sqlite();
     std::fs::write(place.path(), "these are not the pages of a database, by far".repeat(100))
         .unwrap();
-    refusal(place.open_as(OpenAs::Service));
+    refusal(place.open_as(OpenAs::Service).await);
 }
 
 #[cfg(unix)]
 #[tokio::test]
 async fn only_its_owner_may_read_the_file_for_it_holds_payloads() {
     use std::os::unix::fs::PermissionsExt;
-    let place = Place::new();
-    let _store = place.open();
+    let place = Place::sqlite();
+    let _store = place.open().await;
     let mode = std::fs::metadata(place.path()).unwrap().permissions().mode();
     assert_eq!(mode & 0o077, 0, "{mode:o}");
 }
 
 #[tokio::test]
-async fn an_application_s_migration_runs_once_and_is_refused_when_it_was_edited() {
-    let place = Place::new();
-    let more = AppMigration { name: "0002_more", sql: "CREATE TABLE more (a) STRICT;" };
-    let more = AppMigration { sql: "CREATE TABLE more (a TEXT) STRICT;", ..more };
-    place.open_with(OpenAs::Service, &[TABLES]).unwrap();
-    place.open_with(OpenAs::Service, &[TABLES, more.clone()]).unwrap();
-    place.open_with(OpenAs::Service, &[TABLES, more]).unwrap();
-    let edited = AppMigration { sql: "CREATE TABLE note (text TEXT, more TEXT) STRICT;", ..TABLES };
-    let refused = refusal(place.open_with(OpenAs::Service, &[edited]));
-    assert!(refused.contains("`0001_tables` was edited"), "{refused}");
-}
-
-#[tokio::test]
-async fn a_migration_that_fails_leaves_nothing_of_itself() {
-    let place = Place::new();
-    let fails = AppMigration {
-        name: "0002_fails",
-        sql: "CREATE TABLE half (a TEXT) STRICT; CREATE TABLE note (text TEXT) STRICT;",
-    };
-    let refused = refusal(place.open_with(OpenAs::Service, &[TABLES, fails]));
-    assert!(refused.contains("`0002_fails` failed"), "{refused}");
-    assert_eq!(place.on_disk("SELECT count(*) FROM sqlite_schema WHERE name = 'half'"), 0);
-    place.open();
-}
-
-#[tokio::test]
 async fn the_case_that_a_killed_process_was_redriving_is_open_again_after_the_next_start() {
-    let place = Place::new();
-    let store = place.open();
+    let place = Place::sqlite();
+    let store = place.open().await;
     let id = store.file("1", Category::Rejected).await;
     store.request_redrive(id.clone(), "ann".to_owned()).await.unwrap();
     let (claims, _) = store.claim_due(9).await.unwrap();
     assert_eq!(claims[0].kind, AttemptKind::Redrive);
     // Killed: nothing reports, and the lease has almost all of its time left.
     drop(store);
-    let store = place.open();
+    let store = place.open().await;
     assert_eq!(store.next_due().await.unwrap(), Some(Timestamp(0)), "it is due at once");
     let moved = store.time_passed(9).await.unwrap();
     assert!(matches!(&moved[..], [Written::Quarantined(case)] if case.reopened), "{moved:?}");
@@ -114,13 +80,13 @@ async fn the_case_that_a_killed_process_was_redriving_is_open_again_after_the_ne
 
 #[tokio::test]
 async fn a_recovery_that_died_with_its_process_is_due_again_after_the_next_start() {
-    let place = Place::new();
-    let store = place.open();
+    let place = Place::sqlite();
+    let store = place.open().await;
     store.dead_letter(message("1")).await.unwrap();
     let (claims, _) = store.claim_due(9).await.unwrap();
     assert_eq!((claims.len(), claims[0].attempt), (1, 1));
     drop(store);
-    let store = place.open();
+    let store = place.open().await;
     let moved = store.time_passed(9).await.unwrap();
     assert!(matches!(&moved[..], [Written::Recovering { .. }]), "{moved:?}");
     place.pass(Duration::from_secs(60));

@@ -18,16 +18,13 @@ fn odd() -> Arc<Incoming> {
     Arc::new(odd)
 }
 
-#[tokio::test]
-async fn nul_characters_and_bytes_that_are_no_text_come_back_as_they_were() {
-    let place = Place::new();
-    let store = place.open();
+async fn nul_characters_and_bytes_that_are_no_text_come_back_as_they_were(place: Place) {
+    let store = place.open().await;
     let sent = odd();
     store.fail(Arc::clone(&sent), Authority::Delivery, FAILED).await.unwrap();
     store.dead_letter(Arc::clone(&sent)).await.unwrap();
-    drop(store);
     place.pass(Duration::from_secs(60));
-    let store = place.open();
+    let store = place.reopen(store).await;
     let (claims, _) = store.claim_due(9).await.unwrap();
     let kept = &claims[0].incoming;
     assert_eq!(kept.stored, sent.stored);
@@ -52,23 +49,18 @@ async fn nul_characters_and_bytes_that_are_no_text_come_back_as_they_were() {
     );
 }
 
-#[tokio::test]
-async fn a_claim_holds_the_bytes_before_anything_is_called() {
-    let place = Place::new();
-    let store = place.open();
+async fn a_claim_holds_the_bytes_before_anything_is_called(place: Place) {
+    let store = place.open().await;
     let sent = odd();
     store.claim_live(Arc::clone(&sent)).await.unwrap().unwrap();
-    let connection = Connection::open(place.path()).unwrap();
-    let on_disk: Vec<u8> =
-        connection.query_row("SELECT body FROM message", [], |row| row.get(0)).unwrap();
-    assert_eq!(on_disk, sent.stored.body);
+    let on_disk = place.value_on_disk("SELECT body FROM message").await;
+    assert_eq!(on_disk, Value::Blob(sent.stored.body.clone()));
 }
 
-#[tokio::test]
-async fn what_is_published_is_published_as_it_was_written() {
-    let place = Place::new();
-    let store = place.open();
+async fn what_is_published_is_published_as_it_was_written(place: Place) {
+    let store = place.open().await;
     let outgoing = crate::store::Outgoing {
+        log: 0,
         seq: 0,
         pubsub: "pubsub".to_owned(),
         topic: "a\0b".to_owned(),
@@ -82,3 +74,9 @@ async fn what_is_published_is_published_as_it_was_written() {
         ("a\0b", &b"\xff\0"[..])
     );
 }
+
+on_both!(
+    nul_characters_and_bytes_that_are_no_text_come_back_as_they_were,
+    a_claim_holds_the_bytes_before_anything_is_called,
+    what_is_published_is_published_as_it_was_written,
+);

@@ -1,19 +1,17 @@
 //! One interactive transaction: statements come one at a time from an async handler and run on
-//! the writer thread, which does nothing else until the delivery has committed or its time is up.
+//! the thread that has the transaction open, until the delivery has committed or its time is up.
 
 use std::sync::Arc;
-use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
-use rusqlite::Connection;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use super::effects;
 use super::ledger::Ledger;
-use super::worker::{Kept, Worker};
-use crate::clock::Timestamp;
-use crate::custody::{Authority, Limits};
+use super::sql::{Param, Sql};
+use super::writer::Kept;
+use crate::custody::Authority;
 use crate::effect::Value;
 use crate::outcome::{Code, reason};
 use crate::store::{Committed, Incoming, Outgoing, StoreError};
@@ -32,47 +30,26 @@ pub(crate) struct Session {
     outcome: JoinHandle<Result<Committed, StoreError>>,
 }
 
+/// The other end of a session: what the transaction has to do. It can be run once.
+pub(crate) struct Served {
+    commands: Receiver<Command>,
+    begun: Option<oneshot::Sender<()>>,
+    limit: Duration,
+}
+
 impl Session {
-    pub(super) async fn open(
-        worker: Worker,
-        limits: Limits,
+    /// Opens a session whose other end `run` serves, in a transaction of its own.
+    pub(super) async fn open<F>(
         limit: Duration,
-    ) -> Result<Self, StoreError> {
-        let (commands, inbox) = sync_channel(1);
+        run: impl FnOnce(Served) -> F,
+    ) -> Result<Self, StoreError>
+    where
+        F: Future<Output = Result<Committed, StoreError>> + Send + 'static,
+    {
+        let (commands, received) = sync_channel(1);
         let (begun, has_begun) = oneshot::channel();
-        let serve = move |connection: &Connection, now: Timestamp| {
-            if begun.send(()).is_err() {
-                return Ok(Kept::Undo(Committed::EffectFailed(reason::TRANSACTION_TIMED_OUT)));
-            }
-            let until = Instant::now() + limit;
-            loop {
-                let left = until.saturating_duration_since(Instant::now());
-                match inbox.recv_timeout(left) {
-                    Ok(Command::Execute(text, params, reply)) => {
-                        let params: Vec<&Value> = params.iter().collect();
-                        let executed = still_open(connection)
-                            .and_then(|()| effects::execute(connection, &text, &params));
-                        drop(reply.send(executed));
-                    }
-                    Ok(Command::Query(text, params, reply)) => {
-                        drop(reply.send(effects::query(connection, &text, &params)));
-                    }
-                    Ok(Command::Commit(incoming, authority, outgoing)) => {
-                        still_open(connection)?;
-                        let ledger = Ledger { connection, limits: &limits, now };
-                        return ledger
-                            .commit(&incoming, authority, &[], &outgoing)
-                            .map(kept_as_a_whole);
-                    }
-                    Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
-                        return Ok(Kept::Undo(Committed::EffectFailed(
-                            reason::TRANSACTION_TIMED_OUT,
-                        )));
-                    }
-                }
-            }
-        };
-        let outcome = tokio::spawn(async move { worker.write_alone(serve).await });
+        let served = Served { commands: received, begun: Some(begun), limit };
+        let outcome = tokio::spawn(run(served));
         has_begun.await.map_err(|_| StoreError::away("no transaction could be opened"))?;
         Ok(Self { commands, outcome })
     }
@@ -116,6 +93,43 @@ impl Session {
     }
 }
 
+impl Served {
+    /// Does what the session asks for until it commits, is dropped, or its time is up.
+    pub(super) fn serve(&mut self, ledger: &Ledger<'_>) -> Result<Kept<Committed>, StoreError> {
+        let too_late = || Ok(Kept::Undo(Committed::EffectFailed(reason::TRANSACTION_TIMED_OUT)));
+        match self.begun.take().map(|begun| begun.send(())) {
+            Some(Ok(())) => {}
+            Some(Err(())) | None => return too_late(),
+        }
+        let sql = ledger.sql;
+        let until = Instant::now() + self.limit;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            match self.commands.recv_timeout(left) {
+                Ok(Command::Execute(text, params, reply)) => {
+                    let params: Vec<Param<'_>> = params.iter().map(Param::from).collect();
+                    let executed = still_open(sql).and_then(|()| sql.effect(&text, &params));
+                    drop(reply.send(executed));
+                }
+                Ok(Command::Query(text, params, reply)) => {
+                    let params: Vec<Param<'_>> = params.iter().map(Param::from).collect();
+                    drop(reply.send(sql.query(&text, &params)));
+                }
+                Ok(Command::Commit(incoming, authority, outgoing)) => {
+                    still_open(sql)?;
+                    sql.lock(&[incoming.key])?;
+                    return ledger
+                        .commit(&incoming, authority, &[], &outgoing)
+                        .map(kept_as_a_whole);
+                }
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
+                    return too_late();
+                }
+            }
+        }
+    }
+}
+
 /// The statements ran before the verdict, so all but a commit undoes them.
 pub(super) fn kept_as_a_whole(committed: Committed) -> Kept<Committed> {
     match committed {
@@ -126,11 +140,11 @@ pub(super) fn kept_as_a_whole(committed: Committed) -> Kept<Committed> {
 
 /// A statement can end the transaction it is part of (`ON CONFLICT ROLLBACK`); what came after it
 /// would commit on its own.
-fn still_open(connection: &Connection) -> Result<(), StoreError> {
-    if connection.is_autocommit() {
-        return Err(StoreError::away("a statement of the handler has ended its transaction"));
+fn still_open(sql: &dyn Sql) -> Result<(), StoreError> {
+    if sql.is_open() {
+        return Ok(());
     }
-    Ok(())
+    Err(StoreError::away("a statement of the handler has ended its transaction"))
 }
 
 fn timed_out() -> StoreError {

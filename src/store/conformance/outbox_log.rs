@@ -5,6 +5,7 @@ use crate::store::{CaseFilter, CaseStatus, Outgoing};
 
 fn outgoing(topic: &str, id: &str) -> Outgoing {
     Outgoing {
+        log: 0,
         seq: 0,
         pubsub: "pubsub".to_owned(),
         topic: topic.to_owned(),
@@ -13,7 +14,7 @@ fn outgoing(topic: &str, id: &str) -> Outgoing {
     }
 }
 
-async fn publish(store: &Sqlite, id: &str, statements: Vec<Statement>, topic: &str) -> Committed {
+async fn publish(store: &Store, id: &str, statements: Vec<Statement>, topic: &str) -> Committed {
     let outgoing = vec![outgoing(topic, id)];
     store.commit(message(id), Authority::Delivery, statements, outgoing).await.unwrap()
 }
@@ -26,10 +27,8 @@ fn ids(batches: &[Vec<Outgoing>]) -> Vec<Vec<(i64, &str)>> {
     batches.iter().map(|batch| batch.iter().map(row).collect()).collect()
 }
 
-#[tokio::test]
-async fn numbers_have_no_gap_after_what_was_rolled_back() {
-    let place = Place::new();
-    let store = place.open();
+async fn numbers_have_no_gap_after_what_was_rolled_back(place: Place) {
+    let store = place.open().await;
     assert_eq!(publish(&store, "1", Vec::new(), "a").await, Committed::Yes);
     let fails = vec![sql("INSERT INTO nowhere VALUES (1)", [])];
     assert!(matches!(publish(&store, "2", fails, "a").await, Committed::EffectFailed(_)));
@@ -43,10 +42,8 @@ async fn numbers_have_no_gap_after_what_was_rolled_back() {
     assert_eq!(ids(&pending), [[(1, "1"), (2, "3")]]);
 }
 
-#[tokio::test]
-async fn each_topic_has_a_cursor_of_its_own_that_moves_only_forwards() {
-    let place = Place::new();
-    let store = place.open();
+async fn each_topic_has_a_cursor_of_its_own_that_moves_only_forwards(place: Place) {
+    let store = place.open().await;
     for (id, topic) in [("1", "a"), ("2", "b"), ("3", "a"), ("4", "a")] {
         publish(&store, id, Vec::new(), topic).await;
     }
@@ -60,10 +57,8 @@ async fn each_topic_has_a_cursor_of_its_own_that_moves_only_forwards() {
     assert_eq!((backlog.outbox_pending, backlog.outbox_oldest), (2, Some(NOW)));
 }
 
-#[tokio::test]
-async fn a_message_the_sidecar_refuses_for_good_becomes_a_case_and_the_next_goes_on() {
-    let place = Place::new();
-    let store = place.open();
+async fn a_message_the_sidecar_refuses_for_good_becomes_a_case_and_the_next_goes_on(place: Place) {
+    let store = place.open().await;
     publish(&store, "1", Vec::new(), "a").await;
     publish(&store, "2", Vec::new(), "a").await;
     let pending = store.outbox_pending(9).await.unwrap();
@@ -77,7 +72,13 @@ async fn a_message_the_sidecar_refuses_for_good_becomes_a_case_and_the_next_goes
     let stored = store.reveal(case.exception_id.clone(), "ann".to_owned()).await.unwrap();
     assert_eq!(stored.unwrap().body, "{\"id\":\"1\"}");
     // It stays on disk: a restart publishes the second and not the first.
-    drop(store);
-    let pending = place.open().outbox_pending(9).await.unwrap();
+    let store = place.reopen(store).await;
+    let pending = store.outbox_pending(9).await.unwrap();
     assert_eq!(ids(&pending), [[(2, "2")]]);
 }
+
+on_both!(
+    numbers_have_no_gap_after_what_was_rolled_back,
+    each_topic_has_a_cursor_of_its_own_that_moves_only_forwards,
+    a_message_the_sidecar_refuses_for_good_becomes_a_case_and_the_next_goes_on,
+);

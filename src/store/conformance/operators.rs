@@ -5,7 +5,7 @@ use crate::store::{Asked, AttemptKind, CaseFilter, CaseStatus};
 
 const ANN: &str = "ann";
 
-impl Sqlite {
+impl Store {
     async fn redrive(&self, id: &str) -> Asked {
         self.request_redrive(id.to_owned(), ANN.to_owned()).await.unwrap()
     }
@@ -29,10 +29,8 @@ fn act(actor: &str, action: &str, detail: Option<&str>) -> (String, String, Opti
     (actor.to_owned(), action.to_owned(), detail.map(str::to_owned))
 }
 
-#[tokio::test]
-async fn a_redrive_that_succeeds_resolves_its_case_and_nothing_more_may_be_done() {
-    let place = Place::new();
-    let store = place.open();
+async fn a_redrive_that_succeeds_resolves_its_case_and_nothing_more_may_be_done(place: Place) {
+    let store = place.open().await;
     let id = store.file("1", Category::Rejected).await;
     assert_eq!(store.redrive(&id).await, Asked::Taken);
     let (claims, other) = store.claim_due(9).await.unwrap();
@@ -62,10 +60,8 @@ async fn a_redrive_that_succeeds_resolves_its_case_and_nothing_more_may_be_done(
     assert_eq!(attempts.len(), 1, "its history outlives its row");
 }
 
-#[tokio::test]
-async fn a_redrive_that_fails_opens_its_case_again_at_once() {
-    let place = Place::new();
-    let store = place.open();
+async fn a_redrive_that_fails_opens_its_case_again_at_once(place: Place) {
+    let store = place.open().await;
     let id = store.file("1", Category::Exhausted).await;
     store.redrive(&id).await;
     let (claims, _) = store.claim_due(9).await.unwrap();
@@ -82,10 +78,8 @@ async fn a_redrive_that_fails_opens_its_case_again_at_once() {
     assert!(claims.is_empty() && other.is_empty(), "automatic recovery does not apply");
 }
 
-#[tokio::test]
-async fn a_redrive_asked_for_twice_runs_once_and_not_after_a_close() {
-    let place = Place::new();
-    let store = place.open();
+async fn a_redrive_asked_for_twice_runs_once_and_not_after_a_close(place: Place) {
+    let store = place.open().await;
     let [once, closed] =
         [store.file("1", Category::Rejected).await, store.file("2", Category::Rejected).await];
     for id in [&once, &once, &closed] {
@@ -97,10 +91,8 @@ async fn a_redrive_asked_for_twice_runs_once_and_not_after_a_close() {
     assert_eq!(claims[0].incoming.event_id, "1");
 }
 
-#[tokio::test]
-async fn what_may_not_be_redriven_says_why_and_can_be_closed() {
-    let place = Place::new();
-    let store = place.open();
+async fn what_may_not_be_redriven_says_why_and_can_be_closed(place: Place) {
+    let store = place.open().await;
     let blocked = [Category::OutcomeUnknown, Category::PublishRejected, Category::Foreign];
     for category in blocked {
         let id = store.file(category.as_str(), category).await;
@@ -115,10 +107,8 @@ async fn what_may_not_be_redriven_says_why_and_can_be_closed() {
     assert!(claims.is_empty() && other.is_empty());
 }
 
-#[tokio::test]
-async fn a_closed_case_is_a_tombstone_for_every_late_arrival() {
-    let place = Place::new();
-    let store = place.open();
+async fn a_closed_case_is_a_tombstone_for_every_late_arrival(place: Place) {
+    let store = place.open().await;
     let id = store.file("1", Category::Rejected).await;
     assert_eq!(store.close_with_note(&id).await, Asked::Taken);
     assert_eq!(store.close_with_note(&id).await, Asked::Refused("it is closed"));
@@ -138,20 +128,18 @@ async fn a_closed_case_is_a_tombstone_for_every_late_arrival() {
     assert_eq!(store.count("SELECT count(*) FROM note").await, 0);
 }
 
-#[tokio::test]
-async fn an_act_on_a_case_that_does_not_exist_does_nothing() {
-    let place = Place::new();
-    let store = place.open();
+async fn an_act_on_a_case_that_does_not_exist_does_nothing(place: Place) {
+    let store = place.open().await;
     assert_eq!(store.redrive("nonsense").await, Asked::Unknown);
     assert_eq!(store.close_with_note("nonsense").await, Asked::Unknown);
     assert!(store.reveal("nonsense".to_owned(), ANN.to_owned()).await.unwrap().is_none());
     assert_eq!(store.count("SELECT count(*) FROM audit").await, 0);
 }
 
-#[tokio::test]
-async fn a_case_whose_effect_has_committed_meanwhile_is_not_closed_and_the_refusal_is_logged() {
-    let place = Place::new();
-    let store = place.open();
+async fn a_case_whose_effect_has_committed_meanwhile_is_not_closed_and_the_refusal_is_logged(
+    place: Place,
+) {
+    let store = place.open().await;
     let id = store.file("1", Category::Rejected).await;
     // Not reached by any operation of this store; a copy restored beside a newer one could.
     let beside = sql("INSERT INTO inbox SELECT key, fingerprint, 0 FROM message", []);
@@ -164,10 +152,8 @@ async fn a_case_whose_effect_has_committed_meanwhile_is_not_closed_and_the_refus
     assert!(acts.contains(&refusal), "{acts:?}");
 }
 
-#[tokio::test]
-async fn a_beginning_of_an_id_finds_one_case_or_says_that_it_is_not_enough() {
-    let place = Place::new();
-    let store = place.open();
+async fn a_beginning_of_an_id_finds_one_case_or_says_that_it_is_not_enough(place: Place) {
+    let store = place.open().await;
     let id = store.file("1", Category::Rejected).await;
     place.pass(Duration::from_secs(1));
     store.file("2", Category::Invalid).await;
@@ -180,10 +166,8 @@ async fn a_beginning_of_an_id_finds_one_case_or_says_that_it_is_not_enough() {
     assert_eq!(found("").await, 2, "two are enough to know that it is ambiguous");
 }
 
-#[tokio::test]
-async fn cases_are_listed_by_status_and_category_newest_first() {
-    let place = Place::new();
-    let store = place.open();
+async fn cases_are_listed_by_status_and_category_newest_first(place: Place) {
+    let store = place.open().await;
     let rejected = store.file("1", Category::Rejected).await;
     place.pass(Duration::from_secs(1));
     let invalid = store.file("2", Category::Invalid).await;
@@ -202,10 +186,8 @@ async fn cases_are_listed_by_status_and_category_newest_first() {
     assert_eq!(listed(closed).await, [rejected]);
 }
 
-#[tokio::test]
-async fn the_same_bytes_filed_again_are_a_sighting_of_the_same_case() {
-    let place = Place::new();
-    let store = place.open();
+async fn the_same_bytes_filed_again_are_a_sighting_of_the_same_case(place: Place) {
+    let store = place.open().await;
     let id = store.file("1", Category::Invalid).await;
     for _ in 0..3 {
         let again =
@@ -215,3 +197,16 @@ async fn the_same_bytes_filed_again_are_a_sighting_of_the_same_case() {
     let case = store.cases_by_prefix(id).await.unwrap().remove(0);
     assert_eq!((case.sightings, case.attempts.len()), (4, 1));
 }
+
+on_both!(
+    a_redrive_that_succeeds_resolves_its_case_and_nothing_more_may_be_done,
+    a_redrive_that_fails_opens_its_case_again_at_once,
+    a_redrive_asked_for_twice_runs_once_and_not_after_a_close,
+    what_may_not_be_redriven_says_why_and_can_be_closed,
+    a_closed_case_is_a_tombstone_for_every_late_arrival,
+    an_act_on_a_case_that_does_not_exist_does_nothing,
+    a_case_whose_effect_has_committed_meanwhile_is_not_closed_and_the_refusal_is_logged,
+    a_beginning_of_an_id_finds_one_case_or_says_that_it_is_not_enough,
+    cases_are_listed_by_status_and_category_newest_first,
+    the_same_bytes_filed_again_are_a_sighting_of_the_same_case,
+);

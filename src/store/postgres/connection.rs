@@ -1,0 +1,376 @@
+//! A PostgreSQL connection as [`Sql`], and whose fault an error is.
+//!
+//! The store's work is written for one thread that waits for each statement, so a connection is
+//! used from a thread that may block, never from an async task.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+
+use futures::{StreamExt, pin_mut};
+use tokio::runtime::Handle;
+use tokio_postgres::error::SqlState;
+use tokio_postgres::types::ToSql;
+use tokio_postgres::{Client, Error, Row, Statement};
+
+use super::values::{Read, keep_nul, nul_again};
+use crate::effect::Value;
+use crate::event::MessageKey;
+use crate::outcome::{Code, reason};
+use crate::store::StoreError;
+use crate::store::sql::{Param, Record, Sql};
+use crate::store::statements::QUERY_ROWS_MAX;
+
+/// Prepared statements a connection keeps; past it all are forgotten.
+const PREPARED_MAX: usize = 512;
+
+/// A connection, in the hands of one thread at a time.
+pub(super) struct Connection {
+    client: Client,
+    runtime: Handle,
+    in_transaction: Cell<bool>,
+    prepared: RefCell<HashMap<String, Statement>>,
+    /// Put before every key, so that stores in one database do not wait for one another.
+    lock_space: i64,
+    /// A handler's statement that fails leaves the transaction usable.
+    isolates: bool,
+}
+
+impl Connection {
+    pub(super) fn new(client: Client, runtime: Handle, lock_space: i64) -> Self {
+        Self {
+            client,
+            runtime,
+            in_transaction: Cell::new(false),
+            prepared: RefCell::default(),
+            lock_space,
+            isolates: false,
+        }
+    }
+
+    /// One whose handler may go on after a statement of its own has failed.
+    pub(super) fn isolating_statements(self) -> Self {
+        Self { isolates: true, ..self }
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.client.is_closed()
+    }
+
+    /// Whether it was left in the middle of something.
+    pub(super) fn is_in_transaction(&self) -> bool {
+        self.in_transaction.get()
+    }
+
+    /// Runs SQL without parameters.
+    pub(super) fn run(&self, text: &str) -> Result<(), Error> {
+        self.runtime.block_on(self.client.batch_execute(text))
+    }
+
+    /// Begins a transaction, and gives the database's time and the transaction's number.
+    pub(super) fn begin(&self) -> Result<(i64, String), Error> {
+        let number = self.prepare(NOW_AND_NUMBER)?;
+        self.in_transaction.set(true);
+        self.runtime.block_on(async {
+            // Sent together: one way there and back.
+            let (began, row) = tokio::join!(
+                self.client.batch_execute("BEGIN"),
+                self.client.query_one(&number, &[])
+            );
+            began?;
+            let row = row?;
+            Ok((row.try_get(0)?, row.try_get(1)?))
+        })
+    }
+
+    /// Begins a transaction that writes nothing, whatever its statements say.
+    pub(super) fn begin_reading(&self) -> Result<(), Error> {
+        self.in_transaction.set(true);
+        self.run("BEGIN READ ONLY")
+    }
+
+    /// Ends the transaction, keeping what it wrote.
+    pub(super) fn commit(&self) -> Result<(), Error> {
+        self.run("COMMIT")?;
+        self.in_transaction.set(false);
+        Ok(())
+    }
+
+    /// Ends the transaction, undoing what it wrote.
+    pub(super) fn roll_back(&self) -> Result<(), Error> {
+        self.run("ROLLBACK")?;
+        self.in_transaction.set(false);
+        Ok(())
+    }
+
+    /// What became of the transaction with that number.
+    pub(super) fn status_of(&self, number: &str) -> Result<Option<String>, Error> {
+        let status = "SELECT pg_xact_status($1::text::xid8)";
+        self.runtime.block_on(self.client.query_one(status, &[&number]))?.try_get(0)
+    }
+
+    fn prepare(&self, text: &str) -> Result<Statement, Error> {
+        if let Some(known) = self.prepared.borrow().get(text) {
+            return Ok(known.clone());
+        }
+        let statement = self.runtime.block_on(self.client.prepare(text))?;
+        let mut prepared = self.prepared.borrow_mut();
+        if prepared.len() >= PREPARED_MAX {
+            prepared.clear();
+        }
+        prepared.insert(text.to_owned(), statement.clone());
+        Ok(statement)
+    }
+
+    /// Runs a statement and says how many rows it changed.
+    fn change(&self, text: &str, params: &[Param<'_>]) -> Result<u64, Error> {
+        let statement = self.prepare(text)?;
+        self.runtime.block_on(self.client.execute_raw(&statement, dynamic(params)))
+    }
+
+    /// The first `max` rows of a statement.
+    fn select(
+        &self,
+        text: &str,
+        params: &[Param<'_>],
+        max: usize,
+    ) -> Result<Vec<Vec<Value>>, Error> {
+        let statement = self.prepare(text)?;
+        self.runtime.block_on(async {
+            let found = self.client.query_raw(&statement, dynamic(params)).await?;
+            pin_mut!(found);
+            let mut rows = Vec::new();
+            while rows.len() < max
+                && let Some(row) = found.next().await
+            {
+                rows.push(values_of(&row?)?);
+            }
+            Ok(rows)
+        })
+    }
+
+    /// Runs a handler's statement so that its failure leaves the transaction usable, where the
+    /// handler is there to go on.
+    fn isolated<T, E: From<StoreError>>(
+        &self,
+        work: impl FnOnce() -> Result<T, E>,
+    ) -> Result<T, E> {
+        if !self.isolates {
+            return work();
+        }
+        self.run("SAVEPOINT statement").map_err(|error| fault(&error))?;
+        let result = work();
+        let close = match result {
+            Ok(_) => "RELEASE statement",
+            Err(_) => "ROLLBACK TO statement; RELEASE statement",
+        };
+        self.run(close).map_err(|error| fault(&error))?;
+        result
+    }
+
+    fn locks(&self, keys: &[MessageKey]) -> Vec<i64> {
+        keys.iter().map(|key| key.seed().cast_signed() ^ self.lock_space).collect()
+    }
+}
+
+const NOW_AND_NUMBER: &str = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint,
+    pg_current_xact_id()::text";
+
+fn dynamic<'a>(params: &'a [Param<'a>]) -> impl ExactSizeIterator<Item = &'a (dyn ToSql + Sync)> {
+    params.iter().map(|param| param as &(dyn ToSql + Sync))
+}
+
+fn values_of(row: &Row) -> Result<Vec<Value>, Error> {
+    (0..row.len()).map(|column| row.try_get(column).map(|Read(value)| value)).collect()
+}
+
+impl Sql for Connection {
+    fn execute(&self, text: &str, params: &[Param<'_>]) -> Result<u64, StoreError> {
+        with_nul_kept(params, |params| self.change(text, params)).map_err(|error| fault(&error))
+    }
+
+    fn records(&self, text: &str, params: &[Param<'_>]) -> Result<Vec<Record>, StoreError> {
+        let rows = with_nul_kept(params, |params| self.select(text, params, usize::MAX));
+        let rows = rows.map_err(|error| fault(&error))?;
+        Ok(rows.into_iter().map(|row| Record::new(with_nul_again(row))).collect())
+    }
+
+    fn effect(&self, text: &str, params: &[Param<'_>]) -> Result<Result<u64, Code>, StoreError> {
+        if !begins_with(text, &["insert", "update", "delete", "merge", "with"]) {
+            return Ok(Err(reason::EFFECT_FAILED));
+        }
+        match self.isolated(|| {
+            judged(self.change(text, params)).map_err(Refusal::Store)?.map_err(Refusal::Code)
+        }) {
+            Ok(changed) => Ok(Ok(changed)),
+            Err(Refusal::Code(code)) => Ok(Err(code)),
+            Err(Refusal::Store(error)) => Err(error),
+        }
+    }
+
+    fn query(&self, text: &str, params: &[Param<'_>]) -> Result<Vec<Vec<Value>>, StoreError> {
+        if !begins_with(text, &["select", "with", "values", "table"]) {
+            return Err(StoreError::away("a query must not write; return the write as an effect"));
+        }
+        let selected = self.isolated(|| {
+            let selected = self.select(text, params, QUERY_ROWS_MAX + 1);
+            selected.map_err(|error| fault(&error))
+        });
+        let rows = selected?;
+        if rows.len() > QUERY_ROWS_MAX {
+            return Err(StoreError::away("a query returned more than 10,000 rows; narrow it"));
+        }
+        Ok(rows)
+    }
+
+    fn lock(&self, keys: &[MessageKey]) -> Result<(), StoreError> {
+        let mut locks = self.locks(keys);
+        // Everybody in the same order, so nobody waits in a circle.
+        locks.sort_unstable();
+        locks.dedup();
+        let lock = || {
+            let text = "SELECT pg_advisory_xact_lock(k) FROM unnest($1::bigint[]) AS k";
+            let statement = self.prepare(text)?;
+            self.runtime.block_on(self.client.execute(&statement, &[&locks]))
+        };
+        lock().map(drop).map_err(|error| fault(&error))
+    }
+
+    fn try_lock(&self, keys: Vec<MessageKey>) -> Result<Vec<MessageKey>, StoreError> {
+        if keys.is_empty() {
+            return Ok(keys);
+        }
+        let locks = self.locks(&keys);
+        let lock = || {
+            let text = "SELECT pg_try_advisory_xact_lock(k) FROM unnest($1::bigint[]) AS k";
+            let statement = self.prepare(text)?;
+            self.runtime.block_on(self.client.query(&statement, &[&locks]))
+        };
+        let taken = lock().map_err(|error| fault(&error))?;
+        let ours = |row: &Row| row.try_get(0).unwrap_or(false);
+        Ok(keys.into_iter().zip(&taken).filter(|(_, row)| ours(row)).map(|(key, _)| key).collect())
+    }
+
+    fn is_open(&self) -> bool {
+        // Only a lost connection ends a transaction here; a statement that fails does not.
+        !self.client.is_closed()
+    }
+
+    fn lock_gates(&self) -> Result<(), StoreError> {
+        let lock = || {
+            let statement = self.prepare("SELECT pg_advisory_xact_lock($1)")?;
+            self.runtime.block_on(self.client.execute(&statement, &[&self.lock_space]))
+        };
+        lock().map(drop).map_err(|error| fault(&error))
+    }
+}
+
+/// Why a handler's statement changed nothing.
+enum Refusal {
+    Code(Code),
+    Store(StoreError),
+}
+
+impl From<StoreError> for Refusal {
+    fn from(error: StoreError) -> Self {
+        Self::Store(error)
+    }
+}
+
+fn with_nul_kept<T>(params: &[Param<'_>], run: impl FnOnce(&[Param<'_>]) -> T) -> T {
+    let kept: Vec<_> = params
+        .iter()
+        .map(|param| match param {
+            Param::Text(text) => Some(keep_nul(text)),
+            _ => None,
+        })
+        .collect();
+    let params: Vec<Param<'_>> = params
+        .iter()
+        .zip(&kept)
+        .map(|(param, kept)| kept.as_deref().map_or(*param, Param::Text))
+        .collect();
+    run(&params)
+}
+
+fn with_nul_again(row: Vec<Value>) -> Vec<Value> {
+    let again = |value| match value {
+        Value::Text(text) => Value::Text(nul_again(text)),
+        other => other,
+    };
+    row.into_iter().map(again).collect()
+}
+
+/// Whether SQL begins with one of these words.
+fn begins_with(text: &str, words: &[&str]) -> bool {
+    let first = text
+        .split(|character: char| !character.is_ascii_alphabetic())
+        .find(|word| !word.is_empty());
+    text.trim_start().starts_with(|character: char| character.is_ascii_alphabetic())
+        && first.is_some_and(|first| words.iter().any(|word| first.eq_ignore_ascii_case(word)))
+}
+
+/// Tells a handler's statement's own fault from the store's.
+fn judged(ran: Result<u64, Error>) -> Result<Result<u64, Code>, StoreError> {
+    match ran {
+        Ok(changed) => Ok(Ok(changed)),
+        Err(error) => blame(&error).map(Err),
+    }
+}
+
+/// The fault of a statement of ours, which is the store's.
+pub(super) fn fault(error: &Error) -> StoreError {
+    match blame(error) {
+        Err(fault) => fault,
+        Ok(code) => {
+            // Its message may quote what was to be stored.
+            let state = error.code().map_or("none", SqlState::code);
+            StoreError::away(format!("a statement of ours failed: {code}, SQLSTATE {state}"))
+        }
+    }
+}
+
+/// Tells the statement's own fault from the store's.
+pub(super) fn blame(error: &Error) -> Result<Code, StoreError> {
+    let Some(state) = error.code() else {
+        // Not an answer of the database: the connection, or a value that does not fit its column.
+        let unfit = std::error::Error::source(error).is_some()
+            && !error.is_closed()
+            && is_conversion(error);
+        return if unfit { Ok(reason::EFFECT_FAILED) } else { Err(StoreError::away(told(error))) };
+    };
+    if [
+        SqlState::T_R_SERIALIZATION_FAILURE,
+        SqlState::T_R_DEADLOCK_DETECTED,
+        SqlState::LOCK_NOT_AVAILABLE,
+    ]
+    .contains(state)
+    {
+        return Err(StoreError::Contended(told(error).into()));
+    }
+    let (class, state) = (state.code().get(..2).unwrap_or_default(), state);
+    match class {
+        "23" => Ok(reason::EFFECT_CONSTRAINT),
+        "08" | "53" | "57" | "58" | "XX" if *state != SqlState::QUERY_CANCELED => {
+            Err(StoreError::away(told(error)))
+        }
+        _ if *state == SqlState::READ_ONLY_SQL_TRANSACTION => Err(StoreError::away(told(error))),
+        _ => Ok(reason::EFFECT_FAILED),
+    }
+}
+
+fn is_conversion(error: &Error) -> bool {
+    let text = error.to_string();
+    text.starts_with("error serializing parameter")
+        || text.starts_with("error deserializing column")
+}
+
+/// What the database or the connection says of trouble that is not about data.
+pub(super) fn told(error: &Error) -> String {
+    match error.as_db_error() {
+        Some(answer) => format!("{} ({})", answer.message(), answer.code().code()),
+        None => match std::error::Error::source(error) {
+            Some(source) => format!("{error}: {source}"),
+            None => error.to_string(),
+        },
+    }
+}

@@ -1,0 +1,187 @@
+//! The queue in front of a database's one writer.
+//!
+//! The writer takes all that is queued, commits it as one transaction, and only then answers: one
+//! commit serves many deliveries, and a lone job on an idle system commits at once because nothing
+//! waits for company. A job may run more than once, in another transaction each time; it is
+//! answered once.
+
+use std::thread;
+
+use tokio::sync::{mpsc, oneshot, watch};
+
+use crate::event::MessageKey;
+use crate::store::StoreError;
+use crate::store::ledger::Ledger;
+
+/// Jobs that may wait for the writer; beyond it callers wait their turn.
+const QUEUE_MAX: usize = 4096;
+/// Jobs in one transaction.
+const BATCH_MAX: usize = 256;
+
+/// What a write leaves behind: its rows, or only its answer.
+pub(crate) enum Kept<R> {
+    /// Commit what the job wrote.
+    Keep(R),
+    /// Undo what the job wrote and answer this.
+    Undo(R),
+}
+
+/// Work of one caller inside a transaction.
+pub(crate) trait Job: Send {
+    /// The message it writes about, where it is known beforehand.
+    fn key(&self) -> Option<MessageKey>;
+
+    /// Does the work, and says whether what it wrote is to be kept. The error is this job's answer
+    /// too, unless the writer runs it again.
+    fn run(&mut self, ledger: &Ledger<'_>) -> Result<bool, StoreError>;
+
+    /// Answers with what came of the latest run, or with why nothing is on disk.
+    fn answer(self: Box<Self>, committed: Result<(), StoreError>);
+}
+
+/// A database, as its writer thread uses it.
+pub(crate) trait Transactions: Send + 'static {
+    /// Runs the jobs and commits what they keep, in one transaction where that can be; says for
+    /// each whether it is on disk.
+    fn commit(&mut self, jobs: &mut [Box<dyn Job>]) -> Vec<Result<(), StoreError>>;
+}
+
+struct Queued {
+    /// It may not share its transaction with others.
+    alone: bool,
+    job: Box<dyn Job>,
+}
+
+/// A handle on the writer thread, which ends when the last handle is dropped.
+#[derive(Clone)]
+pub(crate) struct Writer {
+    jobs: mpsc::Sender<Queued>,
+    healthy: watch::Sender<bool>,
+}
+
+impl Writer {
+    pub(crate) fn start(transactions: impl Transactions) -> std::io::Result<Self> {
+        let (jobs, queued) = mpsc::channel(QUEUE_MAX);
+        let healthy = watch::Sender::new(true);
+        let health = healthy.clone();
+        thread::Builder::new()
+            .name("backstop-writer".into())
+            .spawn(move || write_loop(transactions, queued, &health))?;
+        Ok(Self { jobs, healthy })
+    }
+
+    /// Whether the latest transaction could be committed; answered from memory.
+    pub(crate) fn is_healthy(&self) -> bool {
+        *self.healthy.borrow()
+    }
+
+    /// Completes when the latest transaction could be committed.
+    pub(crate) async fn becomes_healthy(&self) {
+        // This handle keeps the channel open, so waiting ends only with health.
+        drop(self.healthy.subscribe().wait_for(|healthy| *healthy).await);
+    }
+
+    /// Runs `work` in the next transaction and returns its answer after the commit. `key` is the
+    /// message it is about, where that is known beforehand.
+    ///
+    /// # Cancel safety
+    /// Dropping the future does not take the job back: it commits or not, unobserved.
+    pub(crate) async fn write<R: Send + 'static>(
+        &self,
+        key: Option<MessageKey>,
+        work: impl FnMut(&Ledger<'_>) -> Result<Kept<R>, StoreError> + Send + 'static,
+    ) -> Result<R, StoreError> {
+        self.enqueue(false, key, work).await
+    }
+
+    /// Like [`Writer::write`], in a transaction of its own: for a job that may take long, so that
+    /// no answer of another waits for it.
+    pub(crate) async fn write_alone<R: Send + 'static>(
+        &self,
+        work: impl FnMut(&Ledger<'_>) -> Result<Kept<R>, StoreError> + Send + 'static,
+    ) -> Result<R, StoreError> {
+        self.enqueue(true, None, work).await
+    }
+
+    async fn enqueue<R: Send + 'static>(
+        &self,
+        alone: bool,
+        key: Option<MessageKey>,
+        work: impl FnMut(&Ledger<'_>) -> Result<Kept<R>, StoreError> + Send + 'static,
+    ) -> Result<R, StoreError> {
+        let (answer, answered) = oneshot::channel();
+        let job = Box::new(Work { key, work, result: Err(StoreError::Stopped), answer });
+        // The writer ends only when it panics or is no longer wanted: in either case nothing can
+        // be written any more.
+        let stopped = || {
+            self.healthy.send_replace(false);
+            StoreError::Stopped
+        };
+        self.jobs.send(Queued { alone, job }).await.map_err(|_| stopped())?;
+        answered.await.map_err(|_| stopped())?
+    }
+}
+
+struct Work<R, F> {
+    key: Option<MessageKey>,
+    work: F,
+    /// What the latest run came to.
+    result: Result<R, StoreError>,
+    answer: oneshot::Sender<Result<R, StoreError>>,
+}
+
+impl<R, F> Job for Work<R, F>
+where
+    R: Send,
+    F: FnMut(&Ledger<'_>) -> Result<Kept<R>, StoreError> + Send,
+{
+    fn key(&self) -> Option<MessageKey> {
+        self.key
+    }
+
+    fn run(&mut self, ledger: &Ledger<'_>) -> Result<bool, StoreError> {
+        let (ran, result) = match (self.work)(ledger) {
+            Ok(Kept::Keep(value)) => (Ok(true), Ok(value)),
+            Ok(Kept::Undo(value)) => (Ok(false), Ok(value)),
+            Err(error) => (Err(error.clone()), Err(error)),
+        };
+        self.result = result;
+        ran
+    }
+
+    fn answer(self: Box<Self>, committed: Result<(), StoreError>) {
+        // A caller that has gone away does not need its answer.
+        drop(self.answer.send(committed.and(self.result)));
+    }
+}
+
+fn write_loop(
+    mut transactions: impl Transactions,
+    mut queued: mpsc::Receiver<Queued>,
+    healthy: &watch::Sender<bool>,
+) {
+    let mut next = queued.blocking_recv();
+    while let Some(first) = next.take() {
+        let shared = !first.alone;
+        let mut batch = vec![first.job];
+        while shared && batch.len() < BATCH_MAX {
+            match queued.try_recv() {
+                Ok(queued) if queued.alone => {
+                    next = Some(queued);
+                    break;
+                }
+                Ok(queued) => batch.push(queued.job),
+                Err(_) => break,
+            }
+        }
+        let committed = transactions.commit(&mut batch);
+        let away = committed.iter().any(|result| matches!(result, Err(StoreError::Away(_))));
+        healthy.send_if_modified(|healthy| std::mem::replace(healthy, !away) == away);
+        for (job, committed) in batch.into_iter().zip(committed) {
+            job.answer(committed);
+        }
+        if next.is_none() {
+            next = queued.blocking_recv();
+        }
+    }
+}
