@@ -17,8 +17,10 @@
 
 mod batches;
 mod breaker;
+mod crash_loops;
 mod crashes;
 mod dead_letters;
+mod dependency_away;
 mod duplicates;
 mod exhausted;
 #[cfg(feature = "failpoints")]
@@ -26,10 +28,11 @@ mod gaps;
 mod harness;
 mod in_memory;
 mod malformed;
-mod outages;
+mod processes_away;
 mod redelivery;
 mod retries;
 mod sidecar;
+mod stops;
 #[cfg(feature = "soak")]
 mod tables;
 
