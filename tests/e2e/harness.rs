@@ -6,6 +6,7 @@
 //! test says with [`Setup::env`] and [`Setup::edit`].
 
 mod calls;
+mod disk;
 mod ends;
 mod events;
 mod line;
@@ -26,9 +27,11 @@ use crate::inventory::Inventory;
 use crate::process::{Launch, Process, Ready, free_ports};
 
 pub use calls::{RETRY, SUCCESS};
+pub use disk::Trouble;
 pub use events::{bytes, event_id, placed, placed_with};
 pub use wait::{LATER, SOON, becomes, eventually};
 
+use disk::Disk;
 use line::Line;
 use redis::Redis;
 use store::Database;
@@ -59,6 +62,7 @@ pub struct Setup {
     env: Vec<(String, String)>,
     daprd_env: Vec<(String, String)>,
     edits: Vec<(&'static str, &'static str, String)>,
+    trouble: Option<Trouble>,
     has_inventory: bool,
     has_lines: bool,
     has_health_check: bool,
@@ -72,6 +76,7 @@ impl Setup {
             env: Vec::new(),
             daprd_env: Vec::new(),
             edits: Vec::new(),
+            trouble: None,
             has_inventory: true,
             has_lines: false,
             has_health_check: true,
@@ -164,6 +169,8 @@ pub struct World {
     /// Between the sidecar and the service, for both ways of calling; empty unless asked for.
     lines: Vec<Line>,
     pub database: Database,
+    /// Where the database is, if that disk will be in trouble.
+    disk: Option<Disk>,
     pub ports: Ports,
     run: Run,
     daprd_env: Vec<(String, String)>,
@@ -183,8 +190,12 @@ impl World {
         let ports = ports(setup.has_lines);
         let resources = directory.path().join("resources");
         copy_components(&setup, &resources, redis.port);
-        let database = Database { path: directory.path().join("data/backstop.db") };
-        let run = how_to_run(&setup, &ports, &resources, &database.path, &inventory);
+        let data = directory.path().join("data");
+        let database = Database { path: data.join("backstop.db") };
+        let told = directory.path().join("trouble");
+        let disk = setup.trouble.map(|trouble| Disk::prepare(trouble, &data, told));
+        let mut run = how_to_run(&setup, &ports, &resources, &database.path, &inventory);
+        run.app_env.extend(disk.iter().flat_map(Disk::env));
         let lines = if setup.has_lines {
             let to_app = Line::lay(ports.app_called, ports.app).await;
             let to_daprd = Line::lay(ports.dapr_grpc_called, ports.dapr.grpc).await;
@@ -199,6 +210,7 @@ impl World {
             inventory,
             lines,
             database,
+            disk,
             ports,
             run,
             daprd_env: setup.daprd_env,

@@ -33,6 +33,7 @@ mod redelivery;
 mod retries;
 mod sidecar;
 mod stops;
+mod store_away;
 #[cfg(feature = "soak")]
 mod tables;
 
