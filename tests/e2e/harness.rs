@@ -10,6 +10,7 @@ mod disk;
 mod ends;
 mod events;
 mod line;
+mod preload;
 mod redis;
 mod store;
 mod wait;
@@ -33,6 +34,7 @@ pub use wait::{LATER, SOON, becomes, eventually};
 
 use disk::Disk;
 use line::Line;
+use preload::Preload;
 use redis::Redis;
 use store::Database;
 
@@ -63,6 +65,7 @@ pub struct Setup {
     daprd_env: Vec<(String, String)>,
     edits: Vec<(&'static str, &'static str, String)>,
     trouble: Option<Trouble>,
+    clock: Option<&'static Preload>,
     has_inventory: bool,
     has_lines: bool,
     has_health_check: bool,
@@ -77,6 +80,7 @@ impl Setup {
             daprd_env: Vec::new(),
             edits: Vec::new(),
             trouble: None,
+            clock: None,
             has_inventory: true,
             has_lines: false,
             has_health_check: true,
@@ -196,6 +200,9 @@ impl World {
         let disk = setup.trouble.map(|trouble| Disk::prepare(trouble, &data, told));
         let mut run = how_to_run(&setup, &ports, &resources, &database.path, &inventory);
         run.app_env.extend(disk.iter().flat_map(Disk::env));
+        if let Some(clock) = setup.clock {
+            run.app_env.extend(clock.env_of_clock(directory.path()));
+        }
         let lines = if setup.has_lines {
             let to_app = Line::lay(ports.app_called, ports.app).await;
             let to_daprd = Line::lay(ports.dapr_grpc_called, ports.dapr.grpc).await;

@@ -10,9 +10,8 @@ use serde_json::Value;
 use crate::harness::{LATER, SOON, Setup, Trouble, World, becomes, placed, secs};
 use crate::inventory::Rule;
 
-/// How long the trouble lasts: for longer than SQLite waits for a lock (5 s), and in `make soak`
-/// for longer than the whole of the sidecar's retries.
-const AWAY: Duration = Duration::from_secs(if cfg!(feature = "soak") { 20 } else { 7 });
+/// How long the trouble lasts: for longer than SQLite waits for a lock (5 s) twice in a row.
+const AWAY: Duration = Duration::from_secs(if cfg!(feature = "soak") { 20 } else { 12 });
 /// What a slow disk adds to each sync.
 const SYNC: Duration = Duration::from_secs(3);
 

@@ -4,11 +4,11 @@ use std::fs::File;
 use std::io::{ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::OnceLock;
 use std::time::Duration;
 
 use rusqlite::Connection;
 
+use super::preload::DISK;
 use super::store::Database;
 use super::{Setup, World};
 
@@ -22,9 +22,9 @@ pub enum Trouble {
     Full,
     /// The file system is read-only. The kernel refuses to make one so while a file on it is open
     /// for writing, and where an error made it so there is no way back without unmounting it; so
-    /// the C library's calls fail with the kernel's error instead (`disk.c`).
+    /// the C library's calls fail with the kernel's error instead (`preload/disk.c`).
     ReadOnly,
-    /// Each sync takes so much longer (`disk.c`).
+    /// Each sync takes so much longer (`preload/disk.c`).
     Slow(Duration),
     /// Another program has the database's write lock.
     Locked,
@@ -90,7 +90,7 @@ impl Disk {
         match self.trouble {
             Trouble::Full | Trouble::Locked => Vec::new(),
             Trouble::ReadOnly | Trouble::Slow(_) => vec![
-                ("LD_PRELOAD".to_owned(), text(library())),
+                DISK.env(),
                 ("DISK_DIRECTORY".to_owned(), text(&self.directory)),
                 ("DISK_TROUBLE".to_owned(), text(&self.told)),
             ],
@@ -139,18 +139,4 @@ fn fill(directory: &Path) -> PathBuf {
         assert_eq!(full.map(|error| error.kind()), Some(ErrorKind::StorageFull));
     }
     path
-}
-
-/// `disk.c`, compiled.
-fn library() -> &'static Path {
-    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
-    LIBRARY.get_or_init(|| {
-        let source = super::top().join("tests/e2e/harness/disk.c");
-        let library = Path::new(env!("CARGO_TARGET_TMPDIR")).join("disk.so");
-        let mut cc = Command::new("cc");
-        cc.args(["-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o"]).arg(&library).arg(source);
-        let compiled = cc.args(["-ldl"]).output().expect("cc, which the database needs as well");
-        assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
-        library
-    })
 }
