@@ -409,6 +409,11 @@ fn top() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
+/// The text of one of the package's files.
+pub fn read(file: &str) -> String {
+    std::fs::read_to_string(top().join(file)).unwrap()
+}
+
 /// A time in seconds, for what a test has to say about times.
 pub fn secs(secs: f64) -> Duration {
     Duration::from_secs_f64(secs)

@@ -17,6 +17,7 @@
 
 mod batches;
 mod breaker;
+mod cooldown;
 mod crash_loops;
 mod crashes;
 mod dead_letters;
@@ -31,11 +32,10 @@ mod malformed;
 mod processes_away;
 mod redelivery;
 mod retries;
+mod sample;
 mod sidecar;
 mod stops;
 mod store_away;
-#[cfg(feature = "soak")]
-mod tables;
 
 #[path = "../../examples/local/dapr_yaml.rs"]
 mod dapr_yaml;
