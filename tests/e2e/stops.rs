@@ -8,18 +8,20 @@ use crate::inventory::Rule;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stop_under_load_loses_nothing_doubles_nothing_and_ends_in_good_order() {
-    for sidecar_first in [false, true] {
+    for first in ["the service", "the sidecar", "both"] {
         let mut world = Setup::redis().quick_recovery().start().await;
         world.inventory.set_fallback(Rule::ReserveAfter(secs(0.3)));
         let orders: Vec<String> = (0..60).map(|n| format!("{n:03}")).collect();
         let events: Vec<Value> = orders.iter().map(|order| placed(order)).collect();
         join_all(events.iter().map(|event| world.publish(event))).await;
         becomes(SOON, "under way", true, async || world.inventory.calls().len() > 5).await;
-        if sidecar_first {
+        if first == "the sidecar" {
             world.stop_daprd().await;
         }
-        assert!(world.stop_app().await, "exit 0 within the drain limit");
-        if !sidecar_first {
+        let is_good =
+            if first == "both" { world.stop_both().await } else { world.stop_app().await };
+        assert!(is_good, "{first} first: exit 0 within the drain limit");
+        if first == "the service" {
             world.stop_daprd().await;
         }
         world.start_app().await;
@@ -31,6 +33,7 @@ async fn a_stop_under_load_loses_nothing_doubles_nothing_and_ends_in_good_order(
             accepted.len()
         })
         .await;
+        assert_eq!(world.database.outbox_count(), orders.len());
         assert!(world.cases().is_empty());
     }
 }
