@@ -1,11 +1,17 @@
-//! What the fuzz targets in `fuzz/` reach of this crate that nobody else does.
+//! What is tried on the decoder, on batches and on the configuration, with any bytes as input.
 //!
-//! It exists only under `--cfg fuzzing`, which cargo-fuzz sets, and is no part of the interface.
+//! The fuzz targets in `fuzz/` are these functions; `cargo test` tries the kept inputs and changes
+//! of them. It exists only in tests and under `--cfg fuzzing`, which cargo-fuzz sets, and is no part
+//! of the interface.
+#![allow(clippy::expect_used, reason = "a promise that is broken ends the run")]
 
-use crate::event::Event;
-pub use crate::event::{Arrival, Form, decode};
+mod batch;
+mod checks;
+mod configuration;
+mod envelope;
+#[cfg(test)]
+mod tests;
 
-/// Whether the data is broken JSON that the sidecar wrapped into a string.
-pub fn holds_broken_json(event: &Event) -> bool {
-    event.holds_broken_json()
-}
+pub use batch::batch;
+pub use configuration::configuration;
+pub use envelope::envelope;

@@ -117,7 +117,7 @@ mod effect;
 mod event;
 mod exception;
 mod failpoint;
-#[cfg(fuzzing)]
+#[cfg(any(fuzzing, test))]
 #[doc(hidden)]
 pub mod fuzzing;
 mod gate;

@@ -3,32 +3,4 @@
 //! An input is the members, with a NUL byte between two of them.
 #![no_main]
 
-mod checks;
-
-use std::collections::BTreeMap;
-
-use backstop::fuzzing::{Arrival, Form, decode};
-use backstop::{Event, Stored};
-use bytes::Bytes;
-use libfuzzer_sys::fuzz_target;
-use serde_json::value::RawValue;
-
-fuzz_target!(|input: &[u8]| {
-    let members: Vec<&[u8]> = input.split(|byte| *byte == 0).collect();
-    let mut body = b"[".to_vec();
-    body.extend(members.join(b",".as_slice()));
-    body.push(b']');
-    let form = Form::Broker { metadata: BTreeMap::new() };
-    let results = decode(Arrival { body: Bytes::from(body), form });
-    results.iter().for_each(checks::check);
-
-    // Only what is JSON by itself is one member of the array for sure: `1,2` is two.
-    let alone = members.iter().map(|member| serde_json::from_slice::<&RawValue>(member));
-    let Ok(alone) = alone.collect::<Result<Vec<_>, _>>() else { return };
-    assert_eq!(results.len(), alone.len(), "one answer for each member");
-    for (result, member) in results.iter().zip(alone) {
-        let body = Bytes::copy_from_slice(member.get().as_bytes());
-        let stored = Stored { attributes: None, body };
-        assert!(*result == Event::from_stored(&stored), "its neighbours made a difference");
-    }
-});
+libfuzzer_sys::fuzz_target!(|input: &[u8]| backstop::fuzzing::batch(input));

@@ -6,9 +6,11 @@
 //! test says with [`Setup::env`] and [`Setup::edit`].
 
 mod calls;
+mod disk;
 mod ends;
 mod events;
 mod line;
+mod preload;
 mod redis;
 mod store;
 mod wait;
@@ -26,10 +28,13 @@ use crate::inventory::Inventory;
 use crate::process::{Launch, Process, Ready, free_ports};
 
 pub use calls::{RETRY, SUCCESS};
+pub use disk::Trouble;
 pub use events::{bytes, event_id, placed, placed_with};
 pub use wait::{LATER, SOON, becomes, eventually};
 
+use disk::Disk;
 use line::Line;
+use preload::Preload;
 use redis::Redis;
 use store::Database;
 
@@ -59,6 +64,8 @@ pub struct Setup {
     env: Vec<(String, String)>,
     daprd_env: Vec<(String, String)>,
     edits: Vec<(&'static str, &'static str, String)>,
+    trouble: Option<Trouble>,
+    clock: Option<&'static Preload>,
     has_inventory: bool,
     has_lines: bool,
     has_health_check: bool,
@@ -72,6 +79,8 @@ impl Setup {
             env: Vec::new(),
             daprd_env: Vec::new(),
             edits: Vec::new(),
+            trouble: None,
+            clock: None,
             has_inventory: true,
             has_lines: false,
             has_health_check: true,
@@ -164,6 +173,8 @@ pub struct World {
     /// Between the sidecar and the service, for both ways of calling; empty unless asked for.
     lines: Vec<Line>,
     pub database: Database,
+    /// Where the database is, if that disk will be in trouble.
+    disk: Option<Disk>,
     pub ports: Ports,
     run: Run,
     daprd_env: Vec<(String, String)>,
@@ -183,8 +194,15 @@ impl World {
         let ports = ports(setup.has_lines);
         let resources = directory.path().join("resources");
         copy_components(&setup, &resources, redis.port);
-        let database = Database { path: directory.path().join("data/backstop.db") };
-        let run = how_to_run(&setup, &ports, &resources, &database.path, &inventory);
+        let data = directory.path().join("data");
+        let database = Database { path: data.join("backstop.db") };
+        let told = directory.path().join("trouble");
+        let disk = setup.trouble.map(|trouble| Disk::prepare(trouble, &data, told));
+        let mut run = how_to_run(&setup, &ports, &resources, &database.path, &inventory);
+        run.app_env.extend(disk.iter().flat_map(Disk::env));
+        if let Some(clock) = setup.clock {
+            run.app_env.extend(clock.env_of_clock(directory.path()));
+        }
         let lines = if setup.has_lines {
             let to_app = Line::lay(ports.app_called, ports.app).await;
             let to_daprd = Line::lay(ports.dapr_grpc_called, ports.dapr.grpc).await;
@@ -199,6 +217,7 @@ impl World {
             inventory,
             lines,
             database,
+            disk,
             ports,
             run,
             daprd_env: setup.daprd_env,
@@ -388,6 +407,11 @@ fn find_daprd() -> &'static str {
 /// The directory of the package.
 fn top() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// The text of one of the package's files.
+pub fn read(file: &str) -> String {
+    std::fs::read_to_string(top().join(file)).unwrap()
 }
 
 /// A time in seconds, for what a test has to say about times.

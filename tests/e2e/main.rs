@@ -17,8 +17,11 @@
 
 mod batches;
 mod breaker;
+mod cooldown;
+mod crash_loops;
 mod crashes;
 mod dead_letters;
+mod dependency_away;
 mod duplicates;
 mod exhausted;
 #[cfg(feature = "failpoints")]
@@ -26,12 +29,13 @@ mod gaps;
 mod harness;
 mod in_memory;
 mod malformed;
-mod outages;
+mod processes_away;
 mod redelivery;
 mod retries;
+mod sample;
 mod sidecar;
-#[cfg(feature = "soak")]
-mod tables;
+mod stops;
+mod store_away;
 
 #[path = "../../examples/local/dapr_yaml.rs"]
 mod dapr_yaml;

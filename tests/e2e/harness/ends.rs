@@ -24,6 +24,15 @@ impl World {
         assert!(!status.success(), "it ended as if all were well");
     }
 
+    /// Asks both to stop at the same moment, and says whether the service did so in good order.
+    pub async fn stop_both(&mut self) -> bool {
+        let mut app = self.app.take().expect("the service runs");
+        let mut daprd = self.daprd.take().expect("the sidecar runs");
+        let (app, daprd) = tokio::join!(app.stop(SOON), daprd.stop(SOON));
+        daprd.unwrap();
+        app.unwrap().success()
+    }
+
     /// Asks the sidecar to stop (SIGTERM), and waits until it has.
     pub async fn stop_daprd(&mut self) {
         let mut daprd = self.daprd.take().expect("the sidecar runs");

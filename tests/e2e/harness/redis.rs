@@ -40,9 +40,13 @@ impl Redis {
         Self { port, process, directory: directory.to_owned() }
     }
 
-    /// Kills it (-9) and starts it again on what it had written.
-    pub async fn restart(&mut self) {
+    /// Kills it (-9).
+    pub fn kill(&mut self) {
         self.process.kill().unwrap();
+    }
+
+    /// Starts it again on what it had written.
+    pub async fn start_again(&mut self) {
         self.process = Self::serve(&self.directory, self.port).await;
     }
 

@@ -45,6 +45,18 @@ impl Database {
         self.count("SELECT count(*) FROM attempt")
     }
 
+    /// How many transactions have brought messages to their end.
+    pub fn commit_count(&self) -> usize {
+        self.count("SELECT count(DISTINCT committed_at) FROM inbox")
+    }
+
+    /// The event ids of the messages that wait at a gate, the next probe first.
+    pub fn waiting(&self) -> Vec<String> {
+        let text = "SELECT event_id FROM message WHERE state = 'recovering' AND due_at IS NULL
+            ORDER BY probed_at, first_seen_at";
+        self.rows(text, [], |row| row.get(0))
+    }
+
     /// The row of the message with this event id.
     pub fn in_trouble(&self, event_id: &str) -> Option<InTrouble> {
         let text =

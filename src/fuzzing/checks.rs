@@ -1,11 +1,11 @@
 //! What must hold of every answer of the decoder, whatever it was given.
 
-use backstop::fuzzing::holds_broken_json;
-use backstop::{ATTRIBUTE_BYTES_MAX, Event, ID_BYTES_MAX, Malformed, reason};
 use serde_json::value::RawValue;
 
+use crate::{ATTRIBUTE_BYTES_MAX, Event, ID_BYTES_MAX, Malformed, reason};
+
 /// An event, or its fault, is within its bounds and can be decoded again from what is kept of it.
-pub fn check(result: &Result<Event, Malformed>) {
+pub(super) fn check(result: &Result<Event, Malformed>) {
     match result {
         Ok(event) => {
             assert!(!event.id().trim().is_empty() && event.id().len() <= ID_BYTES_MAX);
@@ -15,7 +15,7 @@ pub fn check(result: &Result<Event, Malformed>) {
             assert!(event.subject().is_none_or(|text| text.len() <= ATTRIBUTE_BYTES_MAX));
             assert!(event.recovery_attempt() <= 10_000);
             assert!(event.traceparent().is_some() || event.tracestate().is_none());
-            let _ = (event.expires_at(), event.topic(), holds_broken_json(event));
+            let _ = (event.expires_at(), event.topic(), event.holds_broken_json());
             match event.data() {
                 Some(data) if event.data_is_json() => {
                     assert!(serde_json::from_slice::<&RawValue>(data).is_ok(), "JSON it is not");
