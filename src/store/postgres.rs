@@ -33,6 +33,8 @@ mod connection;
 mod look;
 mod migrate;
 mod process;
+#[cfg(test)]
+mod tests;
 mod transactions;
 mod values;
 

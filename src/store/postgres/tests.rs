@@ -1,0 +1,49 @@
+//! What only PostgreSQL can meet: replicas, connections that are cut, commits in doubt.
+
+use std::time::Duration;
+
+use crate::clock::Clock;
+use crate::custody::{Authority, Limits, Standing, State};
+use crate::effect::{Value, insert, sql};
+use crate::store::conformance::{FAILED, Place, TABLES, message, note, server};
+use crate::store::{Committed, Incoming, OpenAs, Outgoing, Store, StoreError, StoreUrl, Written};
+
+mod failover;
+mod processes;
+mod proxy;
+mod races;
+mod timeouts;
+
+/// Waits until a query on the server gives this number.
+async fn until(place: &Place, query: &str, wanted: i64) {
+    for _ in 0..2000 {
+        if place.on_disk(query).await == wanted {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    panic!("{query} never gave {wanted}");
+}
+
+fn outgoing(topic: &str, id: &str) -> Outgoing {
+    Outgoing {
+        log: 0,
+        seq: 0,
+        pubsub: "pubsub".to_owned(),
+        topic: topic.to_owned(),
+        message_id: id.to_owned(),
+        content: bytes::Bytes::from_static(b"{}"),
+    }
+}
+
+/// The place with other settings.
+fn with(place: &Place, change: impl FnOnce(&mut super::PostgresSettings)) -> StoreUrl {
+    let StoreUrl::Postgres(mut settings) = place.url.clone() else { panic!("{:?}", place.url) };
+    change(&mut settings);
+    StoreUrl::Postgres(settings)
+}
+
+async fn open_at(url: &StoreUrl, clock: &Clock) -> Store {
+    let opened = Store::open(url, OpenAs::Service, vec![TABLES], Limits::default(), clock.clone());
+    opened.await.unwrap()
+}

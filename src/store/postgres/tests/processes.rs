@@ -1,0 +1,111 @@
+//! Processes that share a database: they start together, end without a word, and are taken for
+//! dead while they live.
+
+use super::*;
+use crate::store::postgres::process::LEASE;
+
+/// The ids that wait to be published, in the order they will be.
+async fn waiting(store: &Store) -> Vec<String> {
+    let topics = store.outbox_pending(99).await.unwrap();
+    topics.into_iter().flatten().map(|message| message.message_id).collect()
+}
+
+async fn publish(store: &Store, id: &str) {
+    let effects = vec![note("effect")];
+    let outgoing = vec![outgoing("topic", id)];
+    let committed = store.commit(message(id), Authority::Delivery, effects, outgoing).await;
+    assert_eq!(committed.unwrap(), Committed::Yes);
+}
+
+#[tokio::test]
+async fn five_processes_that_start_at_once_make_the_tables_once() {
+    let place = Place::postgres();
+    let opened = futures::future::join_all((0..5).map(|_| place.open_as(OpenAs::Service))).await;
+    for opened in opened {
+        opened.unwrap();
+    }
+    assert_eq!(place.on_disk("SELECT count(*) FROM refinery_schema_history").await, 4);
+    assert_eq!(place.on_disk("SELECT count(*) FROM app_migration").await, 1);
+}
+
+#[tokio::test]
+async fn a_service_that_may_not_migrate_starts_only_where_the_tables_are() {
+    let place = Place::postgres();
+    let url = with(&place, |settings| settings.migrates_at_start = false);
+    let open = || {
+        let clock = place.clock.clone();
+        Store::open(&url, OpenAs::Service, vec![TABLES], Limits::default(), clock)
+    };
+    let refused = open().await.unwrap_err().to_string();
+    assert!(refused.contains("run `backstop migrate`"), "{refused}");
+    Store::migrate(&url, vec![TABLES], place.clock.clone()).await.unwrap();
+    open().await.unwrap();
+}
+
+#[tokio::test]
+async fn the_outbox_of_a_process_that_died_is_adopted_in_its_order_and_its_death_is_noticed() {
+    let place = Place::postgres();
+    let (dying, living) = (place.open().await, place.open().await);
+    for n in 1..=20 {
+        publish(&dying, &format!("{n:02}")).await;
+    }
+    drop(dying);
+    living.serving().await.unwrap();
+    assert!(waiting(&living).await.is_empty(), "its lease is not over");
+    assert_eq!(living.crash_seen(), None);
+    place.pass(LEASE + Duration::from_secs(1));
+    living.serving().await.unwrap();
+    let expected: Vec<String> = (1..=20).map(|n| format!("{n:02}")).collect();
+    assert_eq!(waiting(&living).await, expected);
+    assert_eq!(living.crash_seen(), Some(place.clock.now()));
+}
+
+#[tokio::test]
+async fn a_process_taken_for_dead_goes_on_in_a_log_of_its_own() {
+    let place = Place::postgres();
+    let (paused, other) = (place.open().await, place.open().await);
+    publish(&paused, "1").await;
+    place.pass(LEASE + Duration::from_secs(1));
+    other.serving().await.unwrap();
+    assert_eq!(waiting(&other).await, ["1"]);
+    publish(&paused, "2").await;
+    assert_eq!(waiting(&paused).await, ["2"], "what it commits now is its own to publish");
+    assert_eq!(waiting(&other).await, ["1"]);
+    let session = paused.session(Duration::from_secs(9)).await.unwrap();
+    let lost =
+        session.commit(message("3"), Authority::Delivery, vec![outgoing("topic", "3")]).await;
+    if lost.is_err() {
+        // Nothing was written; the delivery comes again.
+        let session = paused.session(Duration::from_secs(9)).await.unwrap();
+        let outgoing = vec![outgoing("topic", "3")];
+        let again = session.commit(message("3"), Authority::Delivery, outgoing).await;
+        assert_eq!(again.unwrap(), Committed::Yes);
+    }
+    let mut all = waiting(&paused).await;
+    all.sort();
+    assert_eq!(all, ["2", "3"]);
+}
+
+#[tokio::test]
+async fn a_process_that_ended_properly_leaves_its_outbox_and_no_alarm() {
+    let place = Place::postgres();
+    let (ending, living) = (place.open().await, place.open().await);
+    publish(&ending, "1").await;
+    ending.ended().await.unwrap();
+    drop(ending);
+    living.serving().await.unwrap();
+    assert_eq!(waiting(&living).await, ["1"]);
+    assert_eq!(living.crash_seen(), None);
+}
+
+#[tokio::test]
+async fn the_time_is_the_database_s() {
+    let place = Place::postgres();
+    let store = open_at(&place.url, &Clock::System).await;
+    let text = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint";
+    let before = store.count(text).await;
+    store.dead_letter(message("1")).await.unwrap();
+    let seen = store.count("SELECT first_seen_at FROM message").await;
+    let after = store.count(text).await;
+    assert!((before..=after).contains(&seen), "{before} {seen} {after}");
+}
