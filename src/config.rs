@@ -265,14 +265,14 @@ fn store_url(reader: &mut Reader) -> StoreUrl {
         reader.choice(&var::STORE_MIGRATE, &[("at_start", true), ("never", false)]);
     match place {
         StorePlace::Sqlite(path) => StoreUrl::Sqlite(path),
-        StorePlace::Postgres(url) => StoreUrl::Postgres(PostgresSettings {
-            url,
+        StorePlace::Postgres(url) => StoreUrl::Postgres(Box::new(PostgresSettings {
+            url: *url,
             schema,
             pool_size,
             statement_timeout,
             lock_timeout,
             migrates_at_start,
-        }),
+        })),
     }
 }
 

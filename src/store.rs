@@ -32,7 +32,7 @@ mod writer;
 
 pub(crate) use case::{Asked, CaseRow, GateRow};
 pub use case::{Attempt, AttemptKind, AuditEntry, CaseFilter, CaseStatus, GateAct};
-use ledger::{Ledger, kept_if_committed};
+use ledger::Ledger;
 pub(crate) use message::{
     Backlog, Claim, Committed, Incoming, Look, Outgoing, Quarantined, Written,
 };
@@ -41,7 +41,7 @@ pub use postgres::{PostgresSettings, PostgresUrl, PostgresUrlError};
 pub(crate) use session::Session;
 use sql::{Param, Sql, params};
 use sqlite::Sqlite;
-use writer::{Kept, Writer};
+use writer::{Commit, Kept, Writer};
 
 /// Why the store could not do what was asked. Cloned to every caller of a failed commit.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -96,7 +96,7 @@ pub enum StoreUrl {
     /// `sqlite://PATH`: one file, one process.
     Sqlite(PathBuf),
     /// `postgres://…`: many processes.
-    Postgres(PostgresSettings),
+    Postgres(Box<PostgresSettings>),
 }
 
 /// How a process means to use the store.
@@ -307,11 +307,8 @@ impl Store {
         statements: Vec<Statement>,
         outgoing: Vec<Outgoing>,
     ) -> Result<Committed, StoreError> {
-        let key = incoming.key;
-        let commit = move |ledger: &Ledger<'_>| {
-            ledger.commit(&incoming, authority, &statements, &outgoing).map(kept_if_committed)
-        };
-        refused_as_failed(self.write(Some(key), commit).await)
+        let commit = Commit { incoming, authority, statements, outgoing };
+        refused_as_failed(self.writer().commit(commit).await)
     }
 
     /// Writes down a failure that may pass, with the event's bytes.

@@ -79,13 +79,13 @@ pub(super) fn listen_address(text: &str) -> Parsed<SocketAddr> {
 /// A database, before the settings that only PostgreSQL has.
 pub(super) enum StorePlace {
     Sqlite(PathBuf),
-    Postgres(PostgresUrl),
+    Postgres(Box<PostgresUrl>),
 }
 
 pub(super) fn store_place(text: &str) -> Parsed<StorePlace> {
     if text.starts_with("postgres://") || text.starts_with("postgresql://") {
         let url: PostgresUrl = text.parse().map_err(|error| format!("{error}"))?;
-        return Ok(StorePlace::Postgres(url));
+        return Ok(StorePlace::Postgres(Box::new(url)));
     }
     let Some(path) = text.strip_prefix("sqlite://") else {
         return Err("begins with neither sqlite:// nor postgres://".to_owned());

@@ -4,4 +4,4 @@ CREATE TABLE orders (
     currency    TEXT,
     customer_id TEXT,
     event_id    TEXT NOT NULL
-) STRICT;
+);

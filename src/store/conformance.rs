@@ -3,6 +3,7 @@
 //! PostgreSQL is started by the first case that wants it, and each case has a schema of its own.
 
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -22,6 +23,7 @@ mod starts;
 mod writes;
 
 #[path = "../../tests/support/postgres.rs"]
+#[allow(dead_code, reason = "the end-to-end tests stop and start it")]
 mod postgres_server;
 
 use postgres_server::PostgresServer;
@@ -61,6 +63,12 @@ pub(super) fn server() -> &'static PostgresServer {
     SERVER.get_or_init(PostgresServer::start)
 }
 
+/// A schema's name that was not given before.
+fn new_schema() -> String {
+    static GIVEN: AtomicU32 = AtomicU32::new(0);
+    format!("store_{}", GIVEN.fetch_add(1, Ordering::Relaxed))
+}
+
 /// A database for one case, and a clock moved by hand.
 pub(super) struct Place {
     pub url: StoreUrl,
@@ -78,13 +86,17 @@ impl Place {
     pub(super) fn postgres() -> Self {
         let settings = PostgresSettings {
             url: server().url().parse().unwrap(),
-            schema: server().new_schema(),
+            schema: new_schema(),
             pool_size: 4,
             statement_timeout: Duration::from_secs(5),
             lock_timeout: Duration::from_secs(3),
             migrates_at_start: true,
         };
-        Self { url: StoreUrl::Postgres(settings), clock: Clock::manual(NOW), directory: None }
+        Self {
+            url: StoreUrl::Postgres(Box::new(settings)),
+            clock: Clock::manual(NOW),
+            directory: None,
+        }
     }
 
     pub(super) fn is_postgres(&self) -> bool {

@@ -31,6 +31,7 @@ use crate::store::{AppMigration, Committed, Look, OpenAs, StoreError};
 mod connect;
 mod connection;
 mod look;
+mod merged;
 mod migrate;
 mod process;
 #[cfg(test)]
@@ -42,6 +43,7 @@ use connect::{Connector, lock_space};
 pub use connect::{PostgresSettings, PostgresUrl, PostgresUrlError};
 use connection::{Connection, blame, fault};
 use look::Lookout;
+use merged::Memory;
 use process::Clocks;
 pub(crate) use process::RENEW_EVERY;
 use transactions::PostgresWriter;
@@ -92,6 +94,7 @@ impl Postgres {
                 clocks: clocks.clone(),
                 limits,
                 log: nothing.clone(),
+                memory: Memory::default(),
                 connection: None,
             })
             .map_err(StoreError::away)?,

@@ -74,21 +74,25 @@ impl Sqlite {
                 return Err(StoreError::Schema(problem.into()));
             }
         };
-        let mut writer = connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
+        let mut connection = connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
         let after_crash = match open_as {
             OpenAs::Service => {
-                migrate(&mut writer, migrations, clock.now())?;
-                take_over(&writer)?
+                migrate(&mut connection, migrations, clock.now())?;
+                take_over(&connection)?
             }
             OpenAs::Operator => {
-                check_schema(&writer)?;
+                check_schema(&connection)?;
                 false
             }
         };
         let reader = connect(path, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
-        let writes =
-            SqliteWriter { connection: writer, clock: clock.clone(), limits, log: Log::only() };
-        let writer = Writer::start(writes).map_err(StoreError::away)?;
+        let writer = Writer::start(SqliteWriter {
+            connection,
+            clock: clock.clone(),
+            limits,
+            log: Log::only(),
+        })
+        .map_err(StoreError::away)?;
         let reader = Reader::start(reader).map_err(StoreError::away)?;
         let crash_seen = after_crash.then(|| clock.now());
         Ok(Self { writer, reader, clock, crash_seen, _lock: lock })

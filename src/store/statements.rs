@@ -1,7 +1,5 @@
 //! What a handler's effects look like in SQL, and what can be wrong with them.
 
-use std::fmt::Write as _;
-
 use crate::effect::{Action, Otherwise, Statement, Value};
 use crate::outcome::Code;
 use crate::store::StoreError;
@@ -22,7 +20,10 @@ pub(super) enum Refusal {
 pub(super) fn run(sql: &dyn Sql, statement: &Statement) -> Result<Result<(), Refusal>, StoreError> {
     let (text, params) = match &statement.action {
         Action::Insert { table, row } => (insert_text(table, row, "DO NOTHING"), columns(row)),
-        Action::Upsert { table, key, row } => (upsert_text(table, key, row), columns(row)),
+        Action::Upsert { table, key, row } => {
+            let names: Vec<&str> = row.iter().map(|(name, _)| *name).collect();
+            (insert_text(table, row, &upsert_action(key, &names)), columns(row))
+        }
         Action::Sql { text, params } => {
             (text.to_string(), params.iter().map(Param::from).collect())
         }
@@ -50,35 +51,41 @@ fn columns<'a>(row: &'a [(&'static str, Value)]) -> Vec<Param<'a>> {
     row.iter().map(|(_, value)| Param::from(value)).collect()
 }
 
-fn quoted(name: &str) -> String {
+pub(super) fn quoted(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
 }
 
+/// `INSERT INTO` a table's columns, up to the values.
+pub(super) fn insert_head(table: &str, columns: &[&str]) -> String {
+    let names: Vec<String> = columns.iter().map(|name| quoted(name)).collect();
+    format!("INSERT INTO {} ({})", quoted(table), names.join(", "))
+}
+
 fn insert_text(table: &str, row: &[(&'static str, Value)], on_conflict: &str) -> String {
-    let names: Vec<String> = row.iter().map(|(name, _)| quoted(name)).collect();
+    let columns: Vec<&str> = row.iter().map(|(name, _)| *name).collect();
     let places: Vec<String> = (1..=row.len()).map(|n| format!("${n}")).collect();
     format!(
-        "INSERT INTO {} ({}) VALUES ({}) ON CONFLICT {on_conflict}",
-        quoted(table),
-        names.join(", "),
+        "{} VALUES ({}) ON CONFLICT {on_conflict}",
+        insert_head(table, &columns),
         places.join(", "),
     )
 }
 
-fn upsert_text(table: &str, key: &[&'static str], row: &[(&'static str, Value)]) -> String {
+/// What an upsert does about the row that is there.
+pub(super) fn upsert_action(key: &[&str], columns: &[&str]) -> String {
     let key_columns: Vec<String> = key.iter().map(|name| quoted(name)).collect();
-    let mut action = format!("({}) DO UPDATE SET ", key_columns.join(", "));
-    let mut first = true;
-    for (name, _) in row.iter().filter(|(name, _)| !key.contains(name)) {
-        let name = quoted(name);
-        let comma = if first { "" } else { ", " };
-        first = false;
-        let _ = write!(action, "{comma}{name} = excluded.{name}");
-    }
-    if first {
+    let mut others: Vec<&str> =
+        columns.iter().filter(|name| !key.contains(name)).copied().collect();
+    if others.is_empty() {
         // Nothing but the key: keep the row, still counted as changed.
-        let name = key.first().map(|name| quoted(name)).unwrap_or_default();
-        let _ = write!(action, "{name} = excluded.{name}");
+        others.extend(key.first());
     }
-    insert_text(table, row, &action)
+    let sets: Vec<String> = others
+        .iter()
+        .map(|name| {
+            let name = quoted(name);
+            format!("{name} = excluded.{name}")
+        })
+        .collect();
+    format!("({}) DO UPDATE SET {}", key_columns.join(", "), sets.join(", "))
 }

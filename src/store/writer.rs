@@ -5,13 +5,16 @@
 //! waits for company. A job may run more than once, in another transaction each time; it is
 //! answered once.
 
+use std::sync::Arc;
 use std::thread;
 
 use tokio::sync::{mpsc, oneshot, watch};
 
+use crate::custody::Authority;
+use crate::effect::Statement;
 use crate::event::MessageKey;
-use crate::store::StoreError;
-use crate::store::ledger::Ledger;
+use crate::store::ledger::{Ledger, kept_if_committed};
+use crate::store::{Committed, Incoming, Outgoing, StoreError};
 
 /// Jobs that may wait for the writer; beyond it callers wait their turn.
 const QUEUE_MAX: usize = 4096;
@@ -37,6 +40,24 @@ pub(crate) trait Job: Send {
 
     /// Answers with what came of the latest run, or with why nothing is on disk.
     fn answer(self: Box<Self>, committed: Result<(), StoreError>);
+
+    /// The delivery it commits, if it is one whose parts can be written together with those of
+    /// others.
+    fn as_commit(&self) -> Option<&Commit> {
+        None
+    }
+
+    /// Takes note that the delivery was committed together with others.
+    fn was_committed(&mut self) {}
+}
+
+/// What one delivery commits.
+#[derive(Clone, Debug)]
+pub(crate) struct Commit {
+    pub incoming: Arc<Incoming>,
+    pub authority: Authority,
+    pub statements: Vec<Statement>,
+    pub outgoing: Vec<Outgoing>,
 }
 
 /// A database, as its writer thread uses it.
@@ -91,7 +112,9 @@ impl Writer {
         key: Option<MessageKey>,
         work: impl FnMut(&Ledger<'_>) -> Result<Kept<R>, StoreError> + Send + 'static,
     ) -> Result<R, StoreError> {
-        self.enqueue(false, key, work).await
+        let (answer, answered) = oneshot::channel();
+        let job = Box::new(Work { key, run: work, result: Err(StoreError::Stopped), answer });
+        self.enqueue(false, job, answered).await
     }
 
     /// Like [`Writer::write`], in a transaction of its own: for a job that may take long, so that
@@ -100,17 +123,27 @@ impl Writer {
         &self,
         work: impl FnMut(&Ledger<'_>) -> Result<Kept<R>, StoreError> + Send + 'static,
     ) -> Result<R, StoreError> {
-        self.enqueue(true, None, work).await
+        let (answer, answered) = oneshot::channel();
+        let job = Box::new(Work { key: None, run: work, result: Err(StoreError::Stopped), answer });
+        self.enqueue(true, job, answered).await
     }
 
-    async fn enqueue<R: Send + 'static>(
+    /// Commits a delivery in the next transaction, all of it or nothing.
+    ///
+    /// # Cancel safety
+    /// That of [`Writer::write`].
+    pub(crate) async fn commit(&self, commit: Commit) -> Result<Committed, StoreError> {
+        let (answer, answered) = oneshot::channel();
+        let result = Err(StoreError::Stopped);
+        self.enqueue(false, Box::new(Delivery { commit, result, answer }), answered).await
+    }
+
+    async fn enqueue<R>(
         &self,
         alone: bool,
-        key: Option<MessageKey>,
-        work: impl FnMut(&Ledger<'_>) -> Result<Kept<R>, StoreError> + Send + 'static,
+        job: Box<dyn Job>,
+        answered: oneshot::Receiver<Result<R, StoreError>>,
     ) -> Result<R, StoreError> {
-        let (answer, answered) = oneshot::channel();
-        let job = Box::new(Work { key, work, result: Err(StoreError::Stopped), answer });
         // The writer ends only when it panics or is no longer wanted: in either case nothing can
         // be written any more.
         let stopped = || {
@@ -124,7 +157,7 @@ impl Writer {
 
 struct Work<R, F> {
     key: Option<MessageKey>,
-    work: F,
+    run: F,
     /// What the latest run came to.
     result: Result<R, StoreError>,
     answer: oneshot::Sender<Result<R, StoreError>>,
@@ -140,11 +173,7 @@ where
     }
 
     fn run(&mut self, ledger: &Ledger<'_>) -> Result<bool, StoreError> {
-        let (ran, result) = match (self.work)(ledger) {
-            Ok(Kept::Keep(value)) => (Ok(true), Ok(value)),
-            Ok(Kept::Undo(value)) => (Ok(false), Ok(value)),
-            Err(error) => (Err(error.clone()), Err(error)),
-        };
+        let (ran, result) = told((self.run)(ledger));
         self.result = result;
         ran
     }
@@ -152,6 +181,48 @@ where
     fn answer(self: Box<Self>, committed: Result<(), StoreError>) {
         // A caller that has gone away does not need its answer.
         drop(self.answer.send(committed.and(self.result)));
+    }
+}
+
+/// Whether what a run wrote is to be kept, and what the run came to.
+fn told<R>(kept: Result<Kept<R>, StoreError>) -> (Result<bool, StoreError>, Result<R, StoreError>) {
+    match kept {
+        Ok(Kept::Keep(value)) => (Ok(true), Ok(value)),
+        Ok(Kept::Undo(value)) => (Ok(false), Ok(value)),
+        Err(error) => (Err(error.clone()), Err(error)),
+    }
+}
+
+struct Delivery {
+    commit: Commit,
+    /// What the latest run came to.
+    result: Result<Committed, StoreError>,
+    answer: oneshot::Sender<Result<Committed, StoreError>>,
+}
+
+impl Job for Delivery {
+    fn key(&self) -> Option<MessageKey> {
+        Some(self.commit.incoming.key)
+    }
+
+    fn run(&mut self, ledger: &Ledger<'_>) -> Result<bool, StoreError> {
+        let Commit { incoming, authority, statements, outgoing } = &self.commit;
+        let kept = ledger.commit(incoming, *authority, statements, outgoing).map(kept_if_committed);
+        let (ran, result) = told(kept);
+        self.result = result;
+        ran
+    }
+
+    fn answer(self: Box<Self>, committed: Result<(), StoreError>) {
+        drop(self.answer.send(committed.and(self.result)));
+    }
+
+    fn as_commit(&self) -> Option<&Commit> {
+        Some(&self.commit)
+    }
+
+    fn was_committed(&mut self) {
+        self.result = Ok(Committed::Yes);
     }
 }
 

@@ -69,6 +69,7 @@ pub struct Setup {
     has_inventory: bool,
     has_lines: bool,
     has_health_check: bool,
+    redis_port: Option<u16>,
 }
 
 impl Setup {
@@ -84,6 +85,7 @@ impl Setup {
             has_inventory: true,
             has_lines: false,
             has_health_check: true,
+            redis_port: None,
         }
     }
 
@@ -135,6 +137,13 @@ impl Setup {
         self
     }
 
+    /// A replica of another world's service: on the same Redis, with a sidecar of its own.
+    #[must_use]
+    pub fn beside(mut self, world: &World) -> Self {
+        self.redis_port = Some(world.redis.port);
+        self
+    }
+
     /// Sidecar and service reach each other over lines on which answers can be lost
     /// ([`World::lose_answers`]).
     #[must_use]
@@ -182,14 +191,21 @@ pub struct World {
     daprd_starts: usize,
     http: reqwest::Client,
     directory: tempfile::TempDir,
-    _slot: SemaphorePermit<'static>,
+    /// A world beside another counts with it.
+    _slot: Option<SemaphorePermit<'static>>,
 }
 
 impl World {
     async fn start(setup: Setup) -> Self {
-        let slot = WORLDS.acquire().await.unwrap();
+        let slot = match setup.redis_port {
+            None => Some(WORLDS.acquire().await.unwrap()),
+            Some(_) => None,
+        };
         let directory = tempfile::Builder::new().prefix("backstop-e2e-").tempdir().unwrap();
-        let redis = Redis::start(&directory.path().join("redis")).await;
+        let redis = match setup.redis_port {
+            None => Redis::start(&directory.path().join("redis")).await,
+            Some(port) => Redis::of_another_world(port),
+        };
         let inventory = Inventory::start().await.unwrap();
         let ports = ports(setup.has_lines);
         let resources = directory.path().join("resources");
@@ -317,7 +333,7 @@ impl Drop for World {
         for process in [&mut self.app, &mut self.daprd].into_iter().flatten() {
             drop(process.kill());
         }
-        drop(self.redis.process.kill());
+        self.redis.kill();
         if std::thread::panicking() {
             for (name, starts) in [("app", self.app_starts), ("daprd", self.daprd_starts)] {
                 const LINES: usize = 40;

@@ -31,6 +31,7 @@ mod in_memory;
 mod malformed;
 mod processes_away;
 mod redelivery;
+mod replicas;
 mod retries;
 mod sample;
 mod sidecar;
@@ -41,5 +42,7 @@ mod store_away;
 mod dapr_yaml;
 #[path = "../../examples/local/inventory.rs"]
 mod inventory;
+#[path = "../support/postgres.rs"]
+mod postgres;
 #[path = "../../examples/local/process.rs"]
 mod process;

@@ -1,34 +1,51 @@
 //! A PostgreSQL server of the tests' own: a new cluster, on a free port, gone when the process that
 //! started it is gone, however it ends.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::process::{Child, ChildStdout, Command, Stdio};
 
 /// Started with the directory of PostgreSQL's programs and a port. The standard input is open for
 /// as long as the server is wanted; PostgreSQL refuses to run as root.
 const SERVE: &str = r#"
-set -e
-directory=$(mktemp -d /tmp/backstop-postgres-XXXXXX)
-"$1/initdb" --pgdata "$directory/data" --auth trust --username backstop --encoding UTF8 \
+programs=$1 port=$2
+directory=$(mktemp -d /tmp/backstop-postgres-XXXXXX) || exit 1
+"$programs/initdb" --pgdata "$directory/data" --auth trust --username backstop --encoding UTF8 \
     --locale C --no-sync >"$directory/initdb.log" || { cat "$directory/initdb.log" >&2; exit 1; }
-"$1/postgres" -D "$directory/data" -k "$directory" -p "$2" -c listen_addresses=127.0.0.1 \
-    -c fsync=off -c max_connections=200 -c deadlock_timeout=200ms \
-    >"$directory/server.log" 2>&1 </dev/null &
-server=$!
-tries=0
-until "$1/pg_isready" -q -h 127.0.0.1 -p "$2"; do
-    tries=$((tries + 1))
-    kill -0 $server 2>/dev/null && [ $tries -lt 300 ] || { cat "$directory/server.log" >&2; exit 1; }
-    sleep 0.1
+
+start() {
+    "$programs/postgres" -D "$directory/data" -k "$directory" -p "$port" -c listen_addresses=127.0.0.1 \
+        -c fsync=off -c max_connections=200 -c deadlock_timeout=200ms \
+        >>"$directory/server.log" 2>&1 </dev/null &
+    server=$!
+    tries=0
+    until "$programs/pg_isready" -q -h 127.0.0.1 -p "$port"; do
+        tries=$((tries + 1))
+        if ! kill -0 $server 2>/dev/null || [ $tries -gt 300 ]; then
+            cat "$directory/server.log" >&2
+            exit 1
+        fi
+        sleep 0.1
+    done
+}
+stop() {
+    kill -s "$1" $server
+    wait $server
+}
+
+start
+"$programs/createdb" -h 127.0.0.1 -p "$port" -U backstop backstop
+echo done
+while read -r command; do
+    case $command in
+    start) start ;;
+    stop) stop INT ;;
+    crash) stop QUIT ;;
+    esac
+    echo done
 done
-"$1/createdb" -h 127.0.0.1 -p "$2" -U backstop backstop
-echo ready
-cat >/dev/null
-kill -INT $server
-wait $server || true
+kill -s INT $server 2>/dev/null && wait $server
 rm -rf "$directory"
 "#;
 
@@ -36,9 +53,9 @@ rm -rf "$directory"
 #[derive(Debug)]
 pub struct PostgresServer {
     port: u16,
-    schemas: AtomicU32,
     /// Its standard input keeps the server alive.
-    _keeper: Child,
+    keeper: Child,
+    told: BufReader<ChildStdout>,
 }
 
 impl PostgresServer {
@@ -68,25 +85,47 @@ impl PostgresServer {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
+        let told = BufReader::new(keeper.stdout.take().unwrap());
+        let mut server = Self { port, keeper, told };
+        server.wait();
+        server
+    }
+
+    /// Starts it again on what it had written.
+    pub fn start_again(&mut self) {
+        self.tell("start");
+    }
+
+    /// Ends it and every connection (a fast shutdown).
+    pub fn stop(&mut self) {
+        self.tell("stop");
+    }
+
+    /// Ends it as a crash does: it recovers at its next start.
+    pub fn crash(&mut self) {
+        self.tell("crash");
+    }
+
+    fn tell(&mut self, command: &str) {
+        writeln!(self.keeper.stdin.as_mut().unwrap(), "{command}").unwrap();
+        self.wait();
+    }
+
+    fn wait(&mut self) {
         let mut line = String::new();
-        BufReader::new(keeper.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        assert_eq!(line.trim(), "ready", "PostgreSQL did not start: see above");
-        Self { port, schemas: AtomicU32::new(0), _keeper: keeper }
+        self.told.read_line(&mut line).unwrap();
+        assert_eq!(line.trim(), "done", "PostgreSQL did not do as told: see above");
     }
 
     /// The URL of its one database, whose user may do everything.
     pub fn url(&self) -> String {
         format!("postgres://backstop@127.0.0.1:{}/backstop", self.port)
     }
-
-    /// A schema's name that was not given before.
-    pub fn new_schema(&self) -> String {
-        format!("store_{}", self.schemas.fetch_add(1, Ordering::Relaxed))
-    }
 }
 
 /// Where PostgreSQL's programs are: `POSTGRES_BIN`, else the newest that Debian installed.
 fn programs() -> Option<PathBuf> {
+    #[allow(clippy::disallowed_methods, reason = "a setting of the tests, not of the service")]
     if let Some(named) = std::env::var_os("POSTGRES_BIN") {
         return Some(named.into());
     }

@@ -3,7 +3,8 @@
 use tokio::sync::oneshot;
 
 use super::*;
-use crate::effect::insert;
+use crate::custody::State;
+use crate::effect::{insert, upsert};
 use crate::outcome::reason;
 
 fn add(ledger: &Ledger<'_>, text: &str) -> Result<(), StoreError> {
@@ -144,6 +145,88 @@ async fn the_same_message_committed_many_times_at_once_is_committed_once(place: 
     assert_eq!((yes, place.on_disk("SELECT count(*) FROM note").await), (1, 1));
 }
 
+/// Deliveries that queue up together, of every form.
+async fn deliveries_of_all_forms_together_come_to_the_same_as_one_by_one(place: Place) {
+    let store = place.open().await;
+    store.commit_one("done", vec![note("before")]).await;
+    store.dead_letter(message("in trouble")).await.unwrap();
+    let outgoing = |id: &str| Outgoing {
+        log: 0,
+        seq: 0,
+        pubsub: "pubsub".to_owned(),
+        topic: format!("topic {}", id.len() % 2),
+        message_id: id.to_owned(),
+        content: bytes::Bytes::from_static(b"{}"),
+    };
+    let stock = |item: &str, count: i64| [("item", item.into()), ("count", count.into())];
+    let forms: Vec<(&str, Vec<Statement>, Committed)> = vec![
+        ("1", vec![insert("stock", stock("a", 1))], Committed::Yes),
+        ("22", vec![insert("stock", stock("b", 2)), note("b")], Committed::Yes),
+        ("333", vec![upsert("stock", ["item"], stock("c", 3))], Committed::Yes),
+        (
+            "4",
+            vec![insert("stock", stock("d", 4)), insert("line", [("item", "d".into())])],
+            Committed::Yes,
+        ),
+        ("5", vec![insert("line", [("item", Value::Null)])], Committed::Yes),
+        ("6", Vec::new(), Committed::Yes),
+        ("done", vec![note("twice")], Committed::Nothing(Standing::Done)),
+        ("in trouble", vec![note("twice")], Committed::Nothing(Standing::Owned(State::Recovering))),
+        (
+            "7",
+            vec![insert("stock", stock("e", -1))],
+            Committed::EffectFailed(reason::EFFECT_CONSTRAINT),
+        ),
+        (
+            "8",
+            vec![insert("nowhere", stock("e", 1))],
+            Committed::EffectFailed(reason::EFFECT_FAILED),
+        ),
+        ("9", vec![upsert("stock", ["item"], stock("f", 6))], Committed::Yes),
+    ];
+    // Alone, then with a neighbour each time one longer: every one meets every other.
+    for round in 0..3 {
+        let (go, held) = hold(&store).await;
+        let mut commits = Vec::new();
+        for (id, statements, _) in forms.iter().skip(round) {
+            let (store, statements) = (store.clone(), statements.clone());
+            let id = if round == 0 || !id.starts_with(|c: char| c.is_ascii_digit()) {
+                (*id).to_owned()
+            } else {
+                format!("{id}-{round}")
+            };
+            let outgoing = vec![outgoing(&id)];
+            commits.push(tokio::spawn(async move {
+                store.commit(message(&id), Authority::Delivery, statements, outgoing).await
+            }));
+        }
+        go.send(()).unwrap();
+        held.await.unwrap();
+        for (commit, (id, statements, expected)) in
+            commits.into_iter().zip(forms.iter().skip(round))
+        {
+            let committed = commit.await.unwrap().unwrap();
+            let inserts_stock_again = round > 0
+                && *expected == Committed::Yes
+                && statements.iter().any(|one| *one != note("b") && is_insert_of(one, "stock"));
+            let expected = if inserts_stock_again { &Committed::RowsDiffer } else { expected };
+            assert_eq!(&committed, expected, "{id} in round {round}");
+        }
+    }
+    let outbox = place.on_disk("SELECT count(*) FROM outbox").await;
+    let inbox = place.on_disk("SELECT count(*) FROM inbox").await;
+    assert_eq!(outbox, inbox - 1, "one message each, but for the first");
+    let gaps = "SELECT count(*) FROM (SELECT log, max(seq) - count(*) AS gap FROM outbox GROUP BY log) AS logs
+        WHERE gap <> 0";
+    assert_eq!(place.on_disk(gaps).await, 0);
+    assert_eq!(place.on_disk("SELECT count(*) FROM stock").await, 5);
+    assert_eq!(place.on_disk("SELECT count FROM stock WHERE item = 'f'").await, 6);
+}
+
+fn is_insert_of(statement: &Statement, name: &str) -> bool {
+    matches!(&statement.action, crate::effect::Action::Insert { table, .. } if *table == name)
+}
+
 async fn the_answer_comes_when_another_process_can_see_the_write(place: Place) {
     let store = place.open().await;
     for n in 1..=20 {
@@ -171,6 +254,7 @@ on_both!(
     what_only_the_commit_finds_out_fails_alone_and_counts_for_its_own_message,
     one_event_in_fifty_with_bad_sql_fails_alone,
     the_same_message_committed_many_times_at_once_is_committed_once,
+    deliveries_of_all_forms_together_come_to_the_same_as_one_by_one,
     the_answer_comes_when_another_process_can_see_the_write,
     a_job_whose_caller_has_gone_away_still_commits,
 );

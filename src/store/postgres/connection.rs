@@ -6,6 +6,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 
+use futures::future::join_all;
 use futures::{StreamExt, pin_mut};
 use tokio::runtime::Handle;
 use tokio_postgres::error::SqlState;
@@ -82,6 +83,37 @@ impl Connection {
         })
     }
 
+    /// Begins a transaction with these statements, all sent at once, and gives the transaction's
+    /// number and their answers in their order.
+    pub(super) fn begin_with(&self, sending: Vec<Sent>) -> Result<(String, Vec<Answer>), Error> {
+        let number = self.prepare(NOW_AND_NUMBER)?;
+        self.in_transaction.set(true);
+        self.runtime.block_on(async {
+            // Polled for the first time in this order, and so sent in it.
+            let (began, row, answers) = tokio::join!(
+                self.client.batch_execute("BEGIN"),
+                self.client.query_one(&number, &[]),
+                join_all(sending.into_iter().map(|sent| sent.by(&self.client))),
+            );
+            began?;
+            let number = row?.try_get(1)?;
+            Ok((number, answers.into_iter().collect::<Result<_, _>>()?))
+        })
+    }
+
+    /// The types of a table's columns, in SQL.
+    pub(super) fn column_types(&self, table: &str) -> Result<HashMap<String, String>, Error> {
+        let text = "SELECT attname::text, format_type(atttypid, atttypmod) FROM pg_attribute
+            WHERE attrelid = to_regclass($1::text) AND attnum > 0 AND NOT attisdropped";
+        let rows = self.runtime.block_on(self.client.query(text, &[&table]))?;
+        rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect()
+    }
+
+    /// What [`Sql::lock`] runs, for numbers that [`Connection::locks`] gives.
+    pub(super) fn lock_statement(&self) -> Result<Statement, Error> {
+        self.prepare("SELECT pg_advisory_xact_lock(k) FROM unnest($1::bigint[]) AS k")
+    }
+
     /// Begins a transaction that writes nothing, whatever its statements say.
     pub(super) fn begin_reading(&self) -> Result<(), Error> {
         self.in_transaction.set(true);
@@ -108,7 +140,7 @@ impl Connection {
         self.runtime.block_on(self.client.query_one(status, &[&number]))?.try_get(0)
     }
 
-    fn prepare(&self, text: &str) -> Result<Statement, Error> {
+    pub(super) fn prepare(&self, text: &str) -> Result<Statement, Error> {
         if let Some(known) = self.prepared.borrow().get(text) {
             return Ok(known.clone());
         }
@@ -167,8 +199,84 @@ impl Connection {
         result
     }
 
-    fn locks(&self, keys: &[MessageKey]) -> Vec<i64> {
-        keys.iter().map(|key| key.seed().cast_signed() ^ self.lock_space).collect()
+    /// The numbers of the messages' locks: everybody's in the same order, so that nobody waits in
+    /// a circle.
+    pub(super) fn locks(&self, keys: &[MessageKey]) -> Vec<i64> {
+        let mut locks: Vec<i64> = keys.iter().map(|key| self.lock_of(*key)).collect();
+        locks.sort_unstable();
+        locks.dedup();
+        locks
+    }
+
+    fn lock_of(&self, key: MessageKey) -> i64 {
+        key.seed().cast_signed() ^ self.lock_space
+    }
+}
+
+/// A statement with its parameters, to be sent with others.
+pub(super) struct Sent {
+    statement: Statement,
+    params: Vec<Box<dyn ToSql + Sync + Send>>,
+    wants: Wants,
+}
+
+/// What is wanted of a statement's answer.
+#[derive(Clone, Copy)]
+enum Wants {
+    Changed,
+    Keys,
+    Count,
+}
+
+/// What a statement sent with others came to.
+pub(super) enum Answer {
+    /// So many rows were changed.
+    Changed(u64),
+    /// The keys in its only column.
+    Keys(Vec<MessageKey>),
+    /// The number in its only row.
+    Count(i64),
+}
+
+impl Sent {
+    pub(super) fn changing(
+        statement: Statement,
+        params: Vec<Box<dyn ToSql + Sync + Send>>,
+    ) -> Self {
+        Self { statement, params, wants: Wants::Changed }
+    }
+
+    pub(super) fn taking_keys(
+        statement: Statement,
+        params: Vec<Box<dyn ToSql + Sync + Send>>,
+    ) -> Self {
+        Self { statement, params, wants: Wants::Keys }
+    }
+
+    pub(super) fn counting(
+        statement: Statement,
+        params: Vec<Box<dyn ToSql + Sync + Send>>,
+    ) -> Self {
+        Self { statement, params, wants: Wants::Count }
+    }
+
+    async fn by(self, client: &Client) -> Result<Answer, Error> {
+        let params: Vec<&(dyn ToSql + Sync)> =
+            self.params.iter().map(|param| &**param as &(dyn ToSql + Sync)).collect();
+        Ok(match self.wants {
+            Wants::Changed => Answer::Changed(client.execute(&self.statement, &params).await?),
+            Wants::Count => {
+                Answer::Count(client.query_one(&self.statement, &params).await?.try_get(0)?)
+            }
+            Wants::Keys => {
+                let rows = client.query(&self.statement, &params).await?;
+                let key = |row: &Row| -> Result<MessageKey, Error> {
+                    let bytes: &[u8] = row.try_get(0)?;
+                    Ok(MessageKey(bytes.try_into().unwrap_or_default()))
+                };
+                Answer::Keys(rows.iter().map(key).collect::<Result<_, _>>()?)
+            }
+        })
     }
 }
 
@@ -223,13 +331,9 @@ impl Sql for Connection {
     }
 
     fn lock(&self, keys: &[MessageKey]) -> Result<(), StoreError> {
-        let mut locks = self.locks(keys);
-        // Everybody in the same order, so nobody waits in a circle.
-        locks.sort_unstable();
-        locks.dedup();
+        let locks = self.locks(keys);
         let lock = || {
-            let text = "SELECT pg_advisory_xact_lock(k) FROM unnest($1::bigint[]) AS k";
-            let statement = self.prepare(text)?;
+            let statement = self.lock_statement()?;
             self.runtime.block_on(self.client.execute(&statement, &[&locks]))
         };
         lock().map(drop).map_err(|error| fault(&error))
@@ -239,7 +343,7 @@ impl Sql for Connection {
         if keys.is_empty() {
             return Ok(keys);
         }
-        let locks = self.locks(&keys);
+        let locks: Vec<i64> = keys.iter().map(|key| self.lock_of(*key)).collect();
         let lock = || {
             let text = "SELECT pg_try_advisory_xact_lock(k) FROM unnest($1::bigint[]) AS k";
             let statement = self.prepare(text)?;

@@ -68,14 +68,12 @@ fn look_at<'a>(
     Box::pin(async move {
         let known = connection.take().filter(|ready| !ready.client.is_closed());
         let fresh = known.is_none();
-        let ready = match known {
-            Some(ready) => ready,
-            None => {
-                let client = connector.client().await?;
-                let prepared = client.prepare(LOOK).await;
-                let statement = prepared.map_err(|error| fault(&error))?;
-                Ready { client, statement }
-            }
+        let ready = if let Some(ready) = known {
+            ready
+        } else {
+            let client = connector.client().await?;
+            let statement = client.prepare(LOOK).await.map_err(|error| fault(&error))?;
+            Ready { client, statement }
         };
         let bytes: Vec<&[u8]> = keys.iter().map(|key| &key.0[..]).collect();
         match ready.client.query(&ready.statement, &[&bytes]).await {

@@ -12,11 +12,14 @@
 //! - A connection lost during a commit leaves no doubt: the database is asked what became of the
 //!   transaction, by its number.
 
-use std::thread;
+use std::collections::HashSet;
 use std::time::{Duration, Instant};
+
+use tokio::time::sleep;
 
 use super::connect::Connector;
 use super::connection::{Connection, blame, fault};
+use super::merged::{self, Bet, Memory};
 use super::process::{self, Clocks};
 use crate::clock::Timestamp;
 use crate::custody::Limits;
@@ -24,7 +27,7 @@ use crate::event::MessageKey;
 use crate::store::StoreError;
 use crate::store::ledger::Ledger;
 use crate::store::outbox::Log;
-use crate::store::writer::{Job, Transactions};
+use crate::store::writer::{Commit, Job, Transactions};
 
 /// Jobs with a savepoint each in one transaction.
 const SAVEPOINTS_MAX: usize = 60;
@@ -32,14 +35,34 @@ const SAVEPOINTS_MAX: usize = 60;
 const RUNS_MAX: u32 = 5;
 /// How long the database may leave open what became of a commit.
 const DOUBT_MAX: Duration = Duration::from_secs(10);
+/// How often it is asked meanwhile.
+const ASK_EVERY: Duration = Duration::from_millis(100);
 
 pub(super) struct PostgresWriter {
     pub connector: Connector,
     pub clocks: Clocks,
     pub limits: Limits,
     pub log: Log,
+    pub memory: Memory,
     /// Opened when it is needed, and again after it was lost.
     pub connection: Option<Connection>,
+}
+
+/// Ends a transaction.
+fn end(connection: &Connection, keeps: bool, number: String) -> Result<(), Failure> {
+    if !keeps {
+        return connection.roll_back().map_err(|error| fault(&error).into());
+    }
+    match connection.commit() {
+        Ok(()) => Ok(()),
+        Err(error) if error.code().is_none() || connection.is_closed() => {
+            Err(Failure::InDoubt(number))
+        }
+        Err(error) => Err(match blame(&error) {
+            Ok(code) => StoreError::Refused(code).into(),
+            Err(error) => error.into(),
+        }),
+    }
 }
 
 /// Why a transaction did not commit.
@@ -67,30 +90,132 @@ impl From<StoreError> for Failure {
     }
 }
 
+/// A job and, once that is known, whether it is on disk.
+struct Pending<'a> {
+    job: &'a mut Box<dyn Job>,
+    result: Option<Result<(), StoreError>>,
+}
+
 impl Transactions for PostgresWriter {
     fn commit(&mut self, jobs: &mut [Box<dyn Job>]) -> Vec<Result<(), StoreError>> {
-        let mut results = Vec::with_capacity(jobs.len());
-        for jobs in jobs.chunks_mut(SAVEPOINTS_MAX) {
-            match self.certainly(jobs) {
-                Err(StoreError::Refused(_)) if jobs.len() > 1 => {
-                    // Only the commit found it out (a deferred constraint): each on its own.
-                    results.extend(jobs.chunks_mut(1).map(|job| self.certainly(job)));
-                }
-                result => results.extend(std::iter::repeat_n(result, jobs.len())),
-            }
-        }
-        results
+        let mut pending: Vec<Pending<'_>> =
+            jobs.iter_mut().map(|job| Pending { job, result: None }).collect();
+        self.commit_merged(&mut pending);
+        self.commit_one_by_one(&mut pending);
+        let results = pending.into_iter().map(|one| one.result);
+        results.map(|result| result.unwrap_or(Err(StoreError::Stopped))).collect()
     }
 }
 
 impl PostgresWriter {
-    /// Runs a transaction until it is certain whether it is on disk.
-    fn certainly(&mut self, jobs: &mut [Box<dyn Job>]) -> Result<(), StoreError> {
+    /// Commits what can be written together. What has no result afterwards is to be written one
+    /// by one.
+    fn commit_merged(&mut self, pending: &mut [Pending<'_>]) {
+        let mut seen = HashSet::new();
+        let mut merged: Vec<&mut Pending<'_>> = pending
+            .iter_mut()
+            .filter(|one| merged::is_mergeable(&**one.job) && seen.insert(one.job.key()))
+            .collect();
+        // The second time without those that were known the first time.
+        for _ in 0..2 {
+            let commits: Vec<&Commit> =
+                merged.iter().filter_map(|one| one.job.as_commit()).collect();
+            if commits.is_empty() {
+                return;
+            }
+            let mut bet = Bet::Lost;
+            let result = self.certainly(|writer| {
+                // What becomes of it when the commit is in doubt and turns out to be on disk.
+                bet = Bet::Won;
+                bet = writer.merged(&commits)?;
+                Ok(())
+            });
+            match (result, bet) {
+                (Ok(()), Bet::Won) => {
+                    for one in merged {
+                        one.job.was_committed();
+                        one.result = Some(Ok(()));
+                    }
+                    return;
+                }
+                (Ok(()), Bet::Known(known)) => {
+                    merged.retain(|one| one.job.key().is_none_or(|key| !known.contains(&key)));
+                }
+                (Err(error @ StoreError::Away(_)), _) => {
+                    for one in merged {
+                        one.result = Some(Err(error.clone()));
+                    }
+                    return;
+                }
+                // Something is wrong with one of them, or was in the way for long.
+                _ => return,
+            }
+        }
+    }
+
+    fn commit_one_by_one(&mut self, pending: &mut [Pending<'_>]) {
+        let mut rest: Vec<&mut Pending<'_>> =
+            pending.iter_mut().filter(|one| one.result.is_none()).collect();
+        for chunk in rest.chunks_mut(SAVEPOINTS_MAX) {
+            let result = self.certainly(|writer| writer.transaction(chunk));
+            if chunk.len() > 1 && matches!(result, Err(StoreError::Refused(_))) {
+                // Only the commit found it out (a deferred constraint): each on its own.
+                for one in chunk {
+                    let alone = std::slice::from_mut(one);
+                    let result = self.certainly(|writer| writer.transaction(alone));
+                    one.result = Some(result);
+                }
+            } else {
+                for one in chunk {
+                    one.result = Some(result.clone());
+                }
+            }
+        }
+    }
+
+    /// One merged transaction, unless something is in the way.
+    fn merged(&mut self, commits: &[&Commit]) -> Result<Bet, Failure> {
+        let connection = self.take_connection()?;
+        let now = self.clocks.now();
+        let ran = merged::run(&connection, &mut self.memory, commits, &self.log, now);
+        let connection = self.connection.insert(connection);
+        let (number, bet) = match ran {
+            Ok(ran) => ran,
+            Err(error) => {
+                self.memory.forget_types();
+                if connection.is_in_transaction() && connection.roll_back().is_err() {
+                    self.connection = None;
+                }
+                return match blame(&error) {
+                    Ok(_) => Ok(Bet::Lost),
+                    Err(error) => Err(error.into()),
+                };
+            }
+        };
+        match bet {
+            Bet::Won => end(connection, true, number).map(|()| Bet::Won),
+            Bet::LogLost => {
+                connection.roll_back().map_err(|error| fault(&error))?;
+                Err(StoreError::LogLost.into())
+            }
+            // It may not have begun at all.
+            Bet::Known(_) | Bet::Lost if connection.is_in_transaction() => {
+                end(connection, false, number).map(|()| bet)
+            }
+            Bet::Known(_) | Bet::Lost => Ok(bet),
+        }
+    }
+
+    /// Does something again until it is certain whether it is on disk.
+    fn certainly(
+        &mut self,
+        mut run: impl FnMut(&mut Self) -> Result<(), Failure>,
+    ) -> Result<(), StoreError> {
         let mut runs = 0;
         loop {
             runs += 1;
             let fresh = self.connection.is_none();
-            let failure = match self.transaction(jobs) {
+            let failure = match run(self) {
                 Ok(()) => return Ok(()),
                 Err(failure) => failure,
             };
@@ -100,10 +225,7 @@ impl PostgresWriter {
                 }
                 Failure::Undone(StoreError::Contended(why)) => return Err(StoreError::Away(why)),
                 Failure::Undone(StoreError::LogLost) if runs < RUNS_MAX => {
-                    let connection = match self.connection.take() {
-                        Some(known) => known,
-                        None => self.connect()?,
-                    };
+                    let connection = self.take_connection()?;
                     self.log = process::logs(&connection, &self.log.owner)?.of_writer;
                     self.connection = Some(connection);
                 }
@@ -129,37 +251,28 @@ impl PostgresWriter {
         }
     }
 
+    fn take_connection(&mut self) -> Result<Connection, StoreError> {
+        match self.connection.take().filter(|known| !known.is_closed()) {
+            Some(known) => Ok(known),
+            None => self.connect(),
+        }
+    }
+
     fn is_lost(&self) -> bool {
         self.connection.as_ref().is_none_or(Connection::is_closed)
     }
 
-    fn transaction(&mut self, jobs: &mut [Box<dyn Job>]) -> Result<(), Failure> {
-        let connection = match self.connection.take().filter(|known| !known.is_closed()) {
-            Some(known) => known,
-            None => self.connect()?,
-        };
+    /// One transaction with a savepoint a job.
+    fn transaction(&mut self, pending: &mut [&mut Pending<'_>]) -> Result<(), Failure> {
+        let connection = self.take_connection()?;
         let (time, number) = connection.begin().map_err(|error| fault(&error))?;
         let now = self.clocks.tell(Timestamp(time));
-        let ran = self.run(&connection, jobs, now);
+        let ran = self.run(&connection, pending, now);
         let connection = self.connection.insert(connection);
-        let ended = match ran {
-            Ok(Kept::Something) => connection.commit(),
-            _ => connection.roll_back(),
-        };
-        match (ran, ended) {
-            (Ok(_), Ok(())) => Ok(()),
-            (Ok(Kept::Nothing), Err(error)) => Err(fault(&error).into()),
-            (Ok(Kept::Something), Err(error))
-                if error.code().is_none() || connection.is_closed() =>
-            {
-                Err(Failure::InDoubt(number))
-            }
-            (Ok(Kept::Something), Err(error)) => Err(match blame(&error) {
-                Ok(code) => StoreError::Refused(code).into(),
-                Err(error) => error.into(),
-            }),
-            (Err(error), ended) => {
-                if ended.is_err() {
+        match ran {
+            Ok(kept) => end(connection, matches!(kept, Kept::Something), number),
+            Err(error) => {
+                if connection.roll_back().is_err() {
                     self.connection = None;
                 }
                 Err(error.into())
@@ -170,24 +283,24 @@ impl PostgresWriter {
     fn run(
         &self,
         connection: &Connection,
-        jobs: &mut [Box<dyn Job>],
+        pending: &mut [&mut Pending<'_>],
         now: Timestamp,
     ) -> Result<Kept, StoreError> {
         let ledger = Ledger { sql: connection, limits: &self.limits, log: &self.log, now };
-        let keys: Vec<MessageKey> = jobs.iter().filter_map(|job| job.key()).collect();
+        let keys: Vec<MessageKey> = pending.iter().filter_map(|one| one.job.key()).collect();
         if !keys.is_empty() {
             ledger.sql.lock(&keys)?;
         }
-        if let [job] = jobs {
-            return match job.run(&ledger) {
+        if let [one] = pending {
+            return match one.job.run(&ledger) {
                 Ok(true) => Ok(Kept::Something),
                 Err(error) if runs_again(&error) => Err(error),
                 Ok(false) | Err(_) => Ok(Kept::Nothing),
             };
         }
-        for job in jobs {
+        for one in pending {
             connection.run("SAVEPOINT delivery").map_err(|error| fault(&error))?;
-            let close = match job.run(&ledger) {
+            let close = match one.job.run(&ledger) {
                 Ok(true) => "RELEASE delivery",
                 Err(error) if runs_again(&error) => return Err(error),
                 Ok(false) | Err(_) => "ROLLBACK TO delivery; RELEASE delivery",
@@ -213,7 +326,7 @@ impl PostgresWriter {
             match status.as_ref().map(Option::as_deref) {
                 Ok(Some("committed")) => return Ok(true),
                 Ok(Some("aborted")) => return Ok(false),
-                _ if Instant::now() < until => thread::sleep(Duration::from_millis(100)),
+                _ if Instant::now() < until => self.connector.runtime.block_on(sleep(ASK_EVERY)),
                 _ => {
                     // Whoever comes again meets what is on disk.
                     return Err(StoreError::away("what became of a commit cannot be known yet"));

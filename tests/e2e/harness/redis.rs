@@ -14,7 +14,8 @@ const COMMAND_TIMEOUT: Duration = Duration::from_secs(10);
 /// A running Redis.
 pub struct Redis {
     pub port: u16,
-    pub process: Process,
+    /// None where the Redis belongs to another world.
+    process: Option<Process>,
     directory: PathBuf,
 }
 
@@ -36,18 +37,25 @@ impl Redis {
         );
         std::fs::create_dir_all(directory).unwrap();
         let [port] = free_ports().unwrap();
-        let process = Self::serve(directory, port).await;
+        let process = Some(Self::serve(directory, port).await);
         Self { port, process, directory: directory.to_owned() }
     }
 
-    /// Kills it (-9).
+    /// One that another world has started and will stop.
+    pub fn of_another_world(port: u16) -> Self {
+        Self { port, process: None, directory: PathBuf::new() }
+    }
+
+    /// Kills it (-9), unless it is another world's.
     pub fn kill(&mut self) {
-        self.process.kill().unwrap();
+        if let Some(mut process) = self.process.take() {
+            process.kill().unwrap();
+        }
     }
 
     /// Starts it again on what it had written.
     pub async fn start_again(&mut self) {
-        self.process = Self::serve(&self.directory, self.port).await;
+        self.process = Some(Self::serve(&self.directory, self.port).await);
     }
 
     async fn serve(directory: &Path, port: u16) -> Process {

@@ -59,7 +59,7 @@ impl Proxy {
 
     async fn carry(self, mut client: TcpStream, mut server: TcpStream) {
         let mut cut = self.cuts.subscribe();
-        let (mut from_client, mut from_server) = ([0; 65_536], [0; 65_536]);
+        let (mut from_client, mut from_server) = (vec![0; 65_536], vec![0; 65_536]);
         let mut answer_lost = false;
         loop {
             tokio::select! {
