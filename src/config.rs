@@ -25,7 +25,7 @@ use serde::Serialize;
 
 use crate::backoff::Backoff;
 use crate::custody::Limits;
-use crate::store::PostgresSettings;
+use crate::store::{PostgresSettings, Retention};
 
 pub use crate::store::StoreUrl;
 pub use page::reference_page;
@@ -51,6 +51,8 @@ pub struct Config {
     pub recovery_concurrency_max: usize,
     /// The bounds of one delivery.
     pub delivery: DeliveryLimits,
+    /// For how long the store keeps what is over.
+    pub retention: Retention,
     /// How long a stopping process waits for the work in hand. Default 20 s.
     pub drain_timeout: Duration,
     /// Where the sidecar is, and what each side shows the other.
@@ -203,6 +205,11 @@ impl Config {
                 deadline: reader.secs(&var::DELIVERY_DEADLINE_SECS),
                 decode_bytes_max: reader.count(&var::DECODE_BYTES_MAX),
             },
+            retention: Retention {
+                published_for: reader.secs(&var::OUTBOX_RETENTION_SECS),
+                cases_for: reader.parsed(&var::CASE_RETENTION_SECS, None, values::secs_or_keep),
+                audit_for: reader.parsed(&var::AUDIT_RETENTION_SECS, None, values::secs_or_keep),
+            },
             drain_timeout: reader.secs(&var::DRAIN_TIMEOUT_SECS),
             sidecar: sidecar_settings(&mut reader),
             telemetry: telemetry_settings(&mut reader),
@@ -228,6 +235,14 @@ impl Config {
         if self.recovery.lease < lease_min {
             reader.disagreement(&var::LEASE_SECS, &var::HANDLER_TIMEOUT_SECS, |other| {
                 (format!("must be at least twice {other}"), values::secs_text(lease_min))
+            });
+        }
+        // Its recovery alone may bring a message back so late; the broker may take longer.
+        let budget = self.recovery.age_max.saturating_add(self.recovery.backoff.max);
+        if self.recovery.remember_for < budget {
+            reader.disagreement(&var::DEDUP_RETENTION_SECS, &var::RECOVERY_AGE_MAX_SECS, |other| {
+                let least = format!("must be at least {other} and the longest backoff");
+                (least, values::secs_text(budget))
             });
         }
         if self.http_listen.port() == self.sidecar.app_port {
@@ -288,6 +303,7 @@ fn recovery_limits(reader: &mut Reader) -> Limits {
         retry_guard: reader.secs(&var::RETRY_GUARD_SECS),
         lease: reader.secs(&var::LEASE_SECS),
         probe_every: reader.secs(&var::GATE_PROBE_SECS),
+        remember_for: reader.secs(&var::DEDUP_RETENTION_SECS),
     }
 }
 

@@ -134,6 +134,9 @@ pub struct Limits {
     pub lease: Duration,
     /// How often one message tries a closed gate. Default 10 s.
     pub probe_every: Duration,
+    /// How long a message that is done or closed is remembered at least, so that it is known when
+    /// it comes again. Default 7 days.
+    pub remember_for: Duration,
 }
 
 impl Default for Limits {
@@ -146,6 +149,7 @@ impl Default for Limits {
             retry_guard: Duration::from_secs(60),
             lease: Duration::from_secs(60),
             probe_every: Duration::from_secs(10),
+            remember_for: Duration::from_secs(7 * 86_400),
         }
     }
 }

@@ -154,7 +154,7 @@ pub use outcome::{CODE_BYTES_MAX, Category, Code, reason};
 pub use service::Service;
 pub use store::{
     AppMigration, Attempt, AttemptKind, AuditEntry, CaseFilter, CaseStatus, OpenAs,
-    PostgresSettings, PostgresUrl, PostgresUrlError, Store, StoreError, StoreUrl,
+    PostgresSettings, PostgresUrl, PostgresUrlError, Retention, Store, StoreError, StoreUrl,
 };
 pub use subscription::{Envelope, InteractiveHandler, OutsideCall, Subscription};
 pub use telemetry::Telemetry;

@@ -27,7 +27,7 @@ use crate::sidecar::callback::Callback;
 use crate::sidecar::client::Client;
 use crate::sidecar::identity::{self, Identity};
 use crate::sidecar::token::TokenCheck;
-use crate::store::{AppMigration, OpenAs, Store};
+use crate::store::{AppMigration, OpenAs, Retention, Store};
 use crate::subscription::Subscription;
 use crate::telemetry::Telemetry;
 use crate::{recovery, relay};
@@ -36,6 +36,10 @@ mod http;
 
 /// How often the gauges are measured.
 const MEASURE_EVERY: Duration = Duration::from_secs(5);
+/// How often a service looks for what is over.
+const FORGET_EVERY: Duration = Duration::from_secs(10);
+/// The pause between two batches of it, in which others write.
+const FORGET_MORE_AFTER: Duration = Duration::from_millis(100);
 /// How long a service is cautious after an unclean end.
 const CAUTIOUS_FOR: Duration = Duration::from_secs(600);
 /// How long the last answers may take to leave.
@@ -130,6 +134,8 @@ impl Service {
             identity::learn(client, config.consumer.clone(), observer, told, running.stop.clone());
         running.loops.spawn(learn);
         running.start_background(config.recovery_concurrency_max);
+        let (stop, retention) = (running.stop.clone(), config.retention);
+        running.loops.spawn(forget(Arc::clone(&running.consumer), retention, stop));
         running.start_http(http_listener, telemetry);
         let mut server = running.start_callback(app_listener, config);
         tracing::info!(app_port = config.sidecar.app_port, http = %config.http_listen, "Backstop is ready for its sidecar.");
@@ -320,6 +326,26 @@ async fn stay_alive(consumer: Arc<Consumer>, stop: CancellationToken) {
             Ok(()) => mind_crashes(&consumer),
             Err(error) => drop(consumer.store_away(&error)),
         }
+    }
+}
+
+/// Forgets what is over, little by little, until everything ends.
+async fn forget(consumer: Arc<Consumer>, retention: Retention, stop: CancellationToken) {
+    let mut pause = FORGET_EVERY;
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(pause) => {}
+        }
+        pause = match consumer.store.forget(retention).await {
+            Ok(true) => FORGET_MORE_AFTER,
+            Ok(false) => FORGET_EVERY,
+            Err(error) => {
+                // Nothing waits for it; what is away is told by those that do.
+                tracing::debug!(error = %error, "Nothing could be forgotten just now.");
+                FORGET_EVERY
+            }
+        };
     }
 }
 

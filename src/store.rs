@@ -20,6 +20,7 @@ mod cases;
 mod conformance;
 mod gates;
 mod ledger;
+mod memory;
 mod message;
 mod outbox;
 mod postgres;
@@ -33,6 +34,7 @@ mod writer;
 pub(crate) use case::{Asked, CaseRow, GateRow};
 pub use case::{Attempt, AttemptKind, AuditEntry, CaseFilter, CaseStatus, GateAct};
 use ledger::Ledger;
+pub use memory::Retention;
 pub(crate) use message::{
     Backlog, Claim, Committed, Incoming, Look, Outgoing, Quarantined, Written,
 };
@@ -259,11 +261,18 @@ impl Store {
         }
     }
 
-    /// A cheap write, to learn whether writing works.
+    /// Writes something, to learn whether writing works. A transaction that changes nothing can be
+    /// committed on a disk that is full or read-only; a row that goes in and out again leaves the
+    /// database as it was, and is written.
     pub(crate) async fn probe(&self) -> Result<(), StoreError> {
         let touch = |ledger: &Ledger<'_>| {
-            let text = "UPDATE app_migration SET applied_at = applied_at WHERE name = ''";
-            ledger.sql.execute(text, &[]).map(|_| Kept::Keep(()))
+            ledger.sql.execute(
+                "INSERT INTO relay_cursor (log, pubsub, topic, seq) VALUES (0, '', '', 0)
+                 ON CONFLICT DO NOTHING",
+                &[],
+            )?;
+            ledger.sql.execute("DELETE FROM relay_cursor WHERE log = 0", &[])?;
+            Ok(Kept::Keep(()))
         };
         self.write(None, touch).await
     }
@@ -487,6 +496,18 @@ impl Store {
     ) -> Result<Asked, StoreError> {
         let close = move |ledger: &Ledger<'_>| cases::close(ledger, &exception_id, &actor, &note);
         self.write(None, close).await
+    }
+
+    // --- what is over ------------------------------------------------------------------------
+
+    /// Forgets what is over for long enough: the oldest generation of the dedup memory, and a
+    /// batch of everything else. Says whether there may be more to forget.
+    pub(crate) async fn forget(&self, retention: Retention) -> Result<bool, StoreError> {
+        let emptied =
+            self.write(None, |ledger| memory::forget_oldest_generation(ledger).map(Kept::Keep));
+        emptied.await?;
+        self.write(None, move |ledger| memory::forget_batch(ledger, &retention).map(Kept::Keep))
+            .await
     }
 
     // --- the application ---------------------------------------------------------------------

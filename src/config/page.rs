@@ -26,6 +26,9 @@ const TAIL: &str = "
 - `BACKSTOP_RECOVERY_BACKOFF_MAX_SECS` is not below `BACKSTOP_RECOVERY_BACKOFF_FIRST_SECS`.
 - `BACKSTOP_LEASE_SECS` is at least twice `BACKSTOP_HANDLER_TIMEOUT_SECS`: a run that may still
   work must not look dead to another process.
+- `BACKSTOP_DEDUP_RETENTION_SECS` is at least `BACKSTOP_RECOVERY_AGE_MAX_SECS` and the longest
+  backoff: a message that recovery may still bring back must not be forgotten. How long the broker
+  keeps messages it does not know; that is for you to compare.
 - `BACKSTOP_HTTP_LISTEN` and `APP_PORT` are two ports.
 
 ## Read by others

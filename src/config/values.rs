@@ -115,6 +115,11 @@ pub(super) fn schema(text: &str) -> Parsed<String> {
     Ok(text.to_owned())
 }
 
+/// A time, or for ever.
+pub(super) fn secs_or_keep(text: &str) -> Parsed<Option<Duration>> {
+    if text == "keep" { Ok(None) } else { secs(text, 0.0, 3650.0 * 86_400.0).map(Some) }
+}
+
 /// A URL with its password masked.
 pub(super) fn without_password(url: &str) -> String {
     let masked = url.split_once("://").and_then(|(scheme, rest)| {

@@ -110,6 +110,16 @@ variables! {
         LEASE_SECS = "BACKSTOP_LEASE_SECS", Value("60"), Secs { min: 0.002, max: 7200.0 }, "60",
             "How long a claimed run is believed alive without a report. At least twice the handler timeout.";
     }
+    "What is kept" {
+        DEDUP_RETENTION_SECS = "BACKSTOP_DEDUP_RETENTION_SECS", Value("604800"), Secs { min: 1.0, max: 3650.0 * DAY }, "604800",
+            "How long a processed or closed message is remembered at least, and half as long again at most. It must cover the longest way by which a message can come back: the broker's own retention, the age of a dead letter, automatic recovery.";
+        OUTBOX_RETENTION_SECS = "BACKSTOP_OUTBOX_RETENTION_SECS", Value("3600"), Secs { min: 0.0, max: 3650.0 * DAY }, "3600",
+            "How long published messages stay in the outbox. What is not published stays.";
+        CASE_RETENTION_SECS = "BACKSTOP_CASE_RETENTION_SECS", Value("7776000"), Text("seconds, or `keep`"), "keep",
+            "How long resolved and closed cases stay, with their attempts. Not shorter than `BACKSTOP_DEDUP_RETENTION_SECS`, which goes before. Open ones stay.";
+        AUDIT_RETENTION_SECS = "BACKSTOP_AUDIT_RETENTION_SECS", Value("keep"), Text("seconds, or `keep`"), "31536000",
+            "How long it is kept who did what to cases and gates.";
+    }
     "Logs and telemetry" {
         LOG = "BACKSTOP_LOG", Value("info"), Text("levels and `target=level`, separated by commas"), "info,backstop=debug",
             "Which log lines are written: `error`, `warn`, `info`, `debug`, `trace` or `off`, for all or for a target. Traces and metrics do not depend on it.";

@@ -46,6 +46,7 @@ const LIMITS: Limits = Limits {
     retry_guard: Duration::from_secs(60),
     lease: Duration::from_secs(60),
     probe_every: Duration::from_secs(10),
+    remember_for: Duration::from_secs(7 * 86_400),
 };
 
 async fn world(call: OutsideCall) -> World {

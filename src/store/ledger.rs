@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::memory::inbox_table;
 use super::outbox::Log;
 use super::sql::{Sql, params};
 use super::{cases, gates, outbox, rows, statements};
@@ -151,8 +152,9 @@ impl Ledger<'_> {
             }
         }
         outbox::append(self, outgoing)?;
+        let table = inbox_table(self.now, self.limits.remember_for);
         self.sql.execute(
-            "INSERT INTO inbox (key, fingerprint, committed_at) VALUES ($1, $2, $3)",
+            &format!("INSERT INTO {table} (key, fingerprint, committed_at) VALUES ($1, $2, $3)"),
             params![&incoming.key, &incoming.fingerprint, self.now],
         )?;
         if before.is_some() {

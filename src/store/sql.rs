@@ -30,6 +30,9 @@ pub(crate) trait Sql {
     /// Runs a query of a handler, which must not write.
     fn query(&self, text: &str, params: &[Param<'_>]) -> Result<Vec<Vec<Value>>, StoreError>;
 
+    /// Empties a table of ours as a whole.
+    fn empty(&self, table: &str) -> Result<(), StoreError>;
+
     /// Keeps every other transaction from writing about these messages until this one has ended.
     /// What is read after it is what the last of them left.
     fn lock(&self, keys: &[MessageKey]) -> Result<(), StoreError>;

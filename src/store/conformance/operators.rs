@@ -142,7 +142,7 @@ async fn a_case_whose_effect_has_committed_meanwhile_is_not_closed_and_the_refus
     let store = place.open().await;
     let id = store.file("1", Category::Rejected).await;
     // Not reached by any operation of this store; a copy restored beside a newer one could.
-    let beside = sql("INSERT INTO inbox SELECT key, fingerprint, 0 FROM message", []);
+    let beside = sql("INSERT INTO inbox_0 SELECT key, fingerprint, 0 FROM message", []);
     store.commit_one("2", vec![beside]).await;
     assert_eq!(store.close_with_note(&id).await, Asked::Refused("its effect has committed"));
     assert_eq!(store.status(&id).await, CaseStatus::Resolved);

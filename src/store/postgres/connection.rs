@@ -330,6 +330,12 @@ impl Sql for Connection {
         Ok(rows)
     }
 
+    fn empty(&self, table: &str) -> Result<(), StoreError> {
+        // It waits for every reader, and everybody else waits behind it: not for long.
+        let text = format!("SET LOCAL lock_timeout = '200ms'; TRUNCATE {table}");
+        self.run(&text).map_err(|error| fault(&error))
+    }
+
     fn lock(&self, keys: &[MessageKey]) -> Result<(), StoreError> {
         let locks = self.locks(keys);
         let lock = || {

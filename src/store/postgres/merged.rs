@@ -7,6 +7,7 @@
 //! deliveries concerned are written one by one, which decides as always.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::time::Duration;
 
 use tokio_postgres::types::ToSql;
 
@@ -16,6 +17,7 @@ use crate::clock::Timestamp;
 use crate::custody::Authority;
 use crate::effect::{Action, Value};
 use crate::event::MessageKey;
+use crate::store::memory::inbox_table;
 use crate::store::outbox::Log;
 use crate::store::statements::{insert_head, quoted, upsert_action};
 use crate::store::writer::{Commit, Job};
@@ -82,10 +84,11 @@ pub(super) fn run(
     commits: &[&Commit],
     log: &Log,
     now: Timestamp,
+    remember_for: Duration,
 ) -> Result<(String, Bet), tokio_postgres::Error> {
     let mut sending = Vec::new();
     sending.push(locks(connection, commits)?);
-    sending.push(inbox(connection, commits, now)?);
+    sending.push(inbox(connection, commits, now, remember_for)?);
     sending.push(gates(connection, commits)?);
     let Some(rows) = rows(connection, memory, commits)? else {
         return Ok((String::new(), Bet::Lost));
@@ -136,14 +139,17 @@ fn inbox(
     connection: &Connection,
     commits: &[&Commit],
     now: Timestamp,
+    remember_for: Duration,
 ) -> Result<Sent, tokio_postgres::Error> {
-    let statement = connection.prepare(
-        "INSERT INTO inbox (key, fingerprint, committed_at)
+    let table = inbox_table(now, remember_for);
+    let statement = connection.prepare(&format!(
+        "INSERT INTO {table} (key, fingerprint, committed_at)
          SELECT t.key, t.fingerprint, $3::bigint
          FROM unnest($1::bytea[], $2::bytea[]) AS t (key, fingerprint)
          WHERE NOT EXISTS (SELECT 1 FROM message m WHERE m.key = t.key)
-         ON CONFLICT DO NOTHING RETURNING key",
-    )?;
+           AND NOT EXISTS (SELECT 1 FROM inbox i WHERE i.key = t.key)
+         ON CONFLICT DO NOTHING RETURNING key"
+    ))?;
     let keys: Vec<Vec<u8>> = commits.iter().map(|commit| commit.incoming.key.0.to_vec()).collect();
     let prints: Vec<Vec<u8>> =
         commits.iter().map(|commit| commit.incoming.fingerprint.0.to_vec()).collect();

@@ -177,7 +177,14 @@ impl PostgresWriter {
     fn merged(&mut self, commits: &[&Commit]) -> Result<Bet, Failure> {
         let connection = self.take_connection()?;
         let now = self.clocks.now();
-        let ran = merged::run(&connection, &mut self.memory, commits, &self.log, now);
+        let ran = merged::run(
+            &connection,
+            &mut self.memory,
+            commits,
+            &self.log,
+            now,
+            self.limits.remember_for,
+        );
         let connection = self.connection.insert(connection);
         let (number, bet) = match ran {
             Ok(ran) => ran,

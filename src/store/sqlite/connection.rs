@@ -62,6 +62,11 @@ impl Sql for Connection {
         Ok(rows)
     }
 
+    fn empty(&self, table: &str) -> Result<(), StoreError> {
+        // Without a condition SQLite drops the pages as a whole.
+        Sql::execute(self, &format!("DELETE FROM {table}"), &[]).map(drop)
+    }
+
     /// There is one writer.
     fn lock(&self, _: &[MessageKey]) -> Result<(), StoreError> {
         Ok(())
