@@ -56,7 +56,8 @@ async fn survives(trouble: Trouble) {
         becomes(SOON, "orders go on by themselves", true, goes_on).await;
         is_over.store(true, Ordering::SeqCst);
     });
-    becomes(LATER, "orders", orders.as_slice(), async || world.database.orders()).await;
+    // The broker delivers again after a minute what an unhealthy service was not asked any more.
+    becomes(2 * LATER, "orders", orders.as_slice(), async || world.database.orders()).await;
     becomes(LATER, "unacknowledged", 0, async || world.unacknowledged()).await;
     becomes(SOON, "ready", true, async || world.is_ready().await).await;
     becomes(SOON, "accepted", orders.as_slice(), async || {
