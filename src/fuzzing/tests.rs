@@ -83,7 +83,9 @@ impl Search {
 
     fn change(&self, chance: &mut Chance) -> Vec<u8> {
         let mut input = chance.one_of(&self.kept).1.clone();
-        for _ in 0..=chance.below(CHANGES_MAX) {
+        // Rather few: most inputs shall still be read.
+        let most = chance.below(CHANGES_MAX);
+        for _ in 0..=chance.below(most + 1) {
             let at = chance.below(input.len() + 1);
             let end = (at + chance.below(16)).min(input.len());
             match chance.below(7) {
