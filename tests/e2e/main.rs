@@ -4,7 +4,7 @@
 //! Each test starts a world of its own (`harness.rs`): a Redis, a daprd with the files that are
 //! shipped, the service binary and an inventory that does as it is told. What a test shortens of
 //! the shipped settings it says where it does so. No test skips: where daprd or Redis are missing
-//! it fails and says how to get them.
+//! it fails and says how to get them, and so it does where it may not mount the disk that gets full.
 
 #![allow(
     clippy::unwrap_used,

@@ -74,12 +74,13 @@ impl Disk {
                 .args(["-t", "tmpfs", "-o", SMALL_DISK, "tmpfs"])
                 .arg(directory)
                 .output();
-            let why = match mounted {
-                Ok(output) if output.status.success() => None,
-                Ok(output) => Some(String::from_utf8_lossy(&output.stderr).into_owned()),
-                Err(error) => Some(error.to_string()),
+            let mounted = match mounted {
+                Ok(output) if output.status.success() => Ok(()),
+                Ok(output) => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
+                Err(error) => Err(error.to_string()),
             };
-            assert!(why.is_none(), "a full disk needs a small one, so run this as root: {why:?}");
+            mounted
+                .expect("a disk that gets full is a small one that root mounts: run this as root");
         }
         Self { trouble, directory: directory.to_owned(), told, is_mounted }
     }

@@ -84,6 +84,25 @@ impl Database {
         usize::try_from(count).unwrap()
     }
 
+    /// From now on every attempt that is recorded is counted, also one that is forgotten when its
+    /// message succeeds ([`Self::attempts_ever`]).
+    pub fn remember_attempts(&self) {
+        let connection = Connection::open(&self.path).unwrap();
+        connection.busy_timeout(super::SOON).unwrap();
+        connection
+            .execute_batch(
+                "CREATE TABLE attempts_ever (code TEXT);
+                 CREATE TRIGGER remember_attempt AFTER INSERT ON attempt
+                 BEGIN INSERT INTO attempts_ever VALUES (new.code); END;",
+            )
+            .unwrap();
+    }
+
+    /// How many attempts were ever recorded.
+    pub fn attempts_ever(&self) -> usize {
+        self.count("SELECT count(*) FROM attempts_ever")
+    }
+
     /// Holds the database as another program may: nobody can write until the guard is dropped.
     pub fn hold(&self) -> Connection {
         let connection = Connection::open(&self.path).unwrap();
