@@ -160,7 +160,7 @@ mod tests {
             assert_ne!(written, emptied);
             let place = |name: &str| usize::from(name.as_bytes()[name.len() - 1] - b'0');
             if let Some(youngest) = last_written[place(emptied)] {
-                assert!(now.since(youngest) >= remember - step, "forgotten after too short a time");
+                assert!(now.since(youngest) + step >= remember, "forgotten after too short a time");
             }
             last_written[place(written)] = Some(now);
             now = now.plus(step);
