@@ -95,7 +95,7 @@ pub fn upsert<const K: usize, const N: usize>(
     Statement::new(Action::Upsert { table, key: key.into(), row: row.into() }, Some(1))
 }
 
-/// Any one statement, with `?1`, `?2` … for its parameters. Expects nothing until
+/// Any one statement, with `$1`, `$2` … for its parameters. Expects nothing until
 /// [`Statement::expect_rows`] says so.
 #[must_use]
 pub fn sql<const N: usize>(text: impl Into<Cow<'static, str>>, params: [Value; N]) -> Statement {

@@ -173,7 +173,7 @@ impl Tx {
         (self.session, self.messages)
     }
 
-    /// Runs one statement, with `?1`, `?2` … for its parameters, and says how many rows it changed.
+    /// Runs one statement, with `$1`, `$2` … for its parameters, and says how many rows it changed.
     ///
     /// # Errors
     /// Transient: `effect_constraint` or `effect_failed` when the database refuses the statement.
