@@ -322,6 +322,10 @@ async fn stay_alive(consumer: Arc<Consumer>, stop: CancellationToken) {
             () = stop.cancelled() => return,
             () = tokio::time::sleep(Store::SIGN_OF_LIFE_EVERY) => {}
         }
+        if !consumer.store.is_healthy() {
+            // Recovery probes it. What changes nothing could be committed all the same.
+            continue;
+        }
         match consumer.store.serving().await {
             Ok(()) => mind_crashes(&consumer),
             Err(error) => drop(consumer.store_away(&error)),
@@ -336,6 +340,9 @@ async fn forget(consumer: Arc<Consumer>, retention: Retention, stop: Cancellatio
         tokio::select! {
             () = stop.cancelled() => return,
             () = tokio::time::sleep(pause) => {}
+        }
+        if !consumer.store.is_healthy() {
+            continue;
         }
         pause = match consumer.store.forget(retention).await {
             Ok(true) => FORGET_MORE_AFTER,

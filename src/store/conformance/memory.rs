@@ -1,6 +1,7 @@
 //! What is over is forgotten after its time, and not before; what is not over stays.
 
 use super::*;
+use crate::effect::insert;
 
 const DAY: Duration = Duration::from_secs(86_400);
 const RETENTION: Retention = Retention {
@@ -8,6 +9,11 @@ const RETENTION: Retention = Retention {
     cases_for: Some(Duration::from_secs(30 * 86_400)),
     audit_for: Some(Duration::from_secs(60 * 86_400)),
 };
+
+/// One of the form that is written together with others.
+fn effect() -> Statement {
+    insert("line", [("item", Value::Null)])
+}
 
 async fn forget_all(store: &Store) {
     while store.forget(RETENTION).await.unwrap() {}
@@ -18,7 +24,7 @@ async fn a_duplicate_is_known_across_generations_and_forgotten_only_after_its_ti
     let mut processed: Vec<(String, Timestamp)> = Vec::new();
     for day in 0..30 {
         let id = day.to_string();
-        assert_eq!(store.commit_one(&id, vec![note("effect")]).await, Committed::Yes);
+        assert_eq!(store.commit_one(&id, vec![effect()]).await, Committed::Yes);
         processed.push((id, place.clock.now()));
         forget_all(&store).await;
         for (id, at) in &processed {
@@ -27,13 +33,13 @@ async fn a_duplicate_is_known_across_generations_and_forgotten_only_after_its_ti
             assert!(known || age >= DAY * 7, "day {day}: {id} was forgotten after {age:?}");
             assert!(!known || age <= DAY * 11, "day {day}: {id} is still known after {age:?}");
             if known {
-                let again = store.commit_one(id, vec![note("twice")]).await;
+                let again = store.commit_one(id, vec![effect()]).await;
                 assert_eq!(again, Committed::Nothing(Standing::Done), "day {day}: {id}");
             }
         }
         place.pass(DAY);
     }
-    assert_eq!(place.on_disk("SELECT count(*) FROM note").await, 30);
+    assert_eq!(place.on_disk("SELECT count(*) FROM line").await, 30);
 }
 
 async fn a_message_with_a_row_is_never_forgotten_but_a_tombstone_after_its_time(place: Place) {

@@ -170,8 +170,12 @@ async fn deliveries_of_all_forms_together_come_to_the_same_as_one_by_one(place: 
         ),
         ("5", vec![insert("line", [("item", Value::Null)])], Committed::Yes),
         ("6", Vec::new(), Committed::Yes),
-        ("done", vec![note("twice")], Committed::Nothing(Standing::Done)),
-        ("in trouble", vec![note("twice")], Committed::Nothing(Standing::Owned(State::Recovering))),
+        ("done", vec![insert("line", [("item", Value::Null)])], Committed::Nothing(Standing::Done)),
+        (
+            "in trouble",
+            vec![insert("line", [("item", Value::Null)])],
+            Committed::Nothing(Standing::Owned(State::Recovering)),
+        ),
         (
             "7",
             vec![insert("stock", stock("e", -1))],

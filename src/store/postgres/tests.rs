@@ -6,7 +6,9 @@ use crate::clock::Clock;
 use crate::custody::{Authority, Limits, Standing, State};
 use crate::effect::{Value, insert, sql};
 use crate::store::conformance::{FAILED, Place, TABLES, message, note, server};
-use crate::store::{Committed, Incoming, OpenAs, Outgoing, Store, StoreError, StoreUrl, Written};
+use crate::store::{
+    AppMigration, Committed, Incoming, OpenAs, Outgoing, Store, StoreError, StoreUrl, Written,
+};
 
 mod failover;
 mod processes;

@@ -333,7 +333,10 @@ impl PostgresWriter {
             match status.as_ref().map(Option::as_deref) {
                 Ok(Some("committed")) => return Ok(true),
                 Ok(Some("aborted")) => return Ok(false),
-                _ if Instant::now() < until => self.connector.runtime.block_on(sleep(ASK_EVERY)),
+                // Made inside: a timer belongs to the runtime it is made in.
+                _ if Instant::now() < until => {
+                    self.connector.runtime.block_on(async { sleep(ASK_EVERY).await });
+                }
                 _ => {
                     // Whoever comes again meets what is on disk.
                     return Err(StoreError::away("what became of a commit cannot be known yet"));

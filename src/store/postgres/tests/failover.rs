@@ -47,6 +47,24 @@ async fn a_commit_whose_answer_is_lost_is_looked_up_and_never_guessed() {
 }
 
 #[tokio::test]
+async fn a_commit_that_is_still_under_way_is_waited_for() {
+    let place = Place::postgres();
+    let slow = AppMigration {
+        name: "0002_slow",
+        sql: "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS
+                  $$ BEGIN PERFORM pg_sleep(0.7); RETURN NULL; END $$;
+              CREATE CONSTRAINT TRIGGER slow AFTER INSERT ON note DEFERRABLE INITIALLY DEFERRED
+                  FOR EACH ROW EXECUTE FUNCTION slow();",
+    };
+    place.open_with(OpenAs::Service, &[TABLES, slow]).await.unwrap();
+    let (proxy, store) = through_a_proxy(&place).await;
+    proxy.cut_next_commit(Cut::During);
+    assert_eq!(store.commit_one("1", vec![note("effect")]).await, Committed::Yes);
+    assert_eq!(proxy.commits_cut.load(Ordering::SeqCst), 1);
+    assert_eq!(place.on_disk("SELECT count(*) FROM note").await, 1);
+}
+
+#[tokio::test]
 async fn a_failure_whose_answer_is_lost_is_counted_once() {
     let place = Place::postgres();
     let (proxy, store) = through_a_proxy(&place).await;

@@ -11,9 +11,9 @@ async fn waiting(store: &Store) -> Vec<String> {
 }
 
 async fn publish(store: &Store, id: &str) {
-    let effects = vec![note("effect")];
+    let row = insert("line", [("item", Value::Null)]);
     let outgoing = vec![outgoing("topic", id)];
-    let committed = store.commit(message(id), Authority::Delivery, effects, outgoing).await;
+    let committed = store.commit(message(id), Authority::Delivery, vec![row], outgoing).await;
     assert_eq!(committed.unwrap(), Committed::Yes);
 }
 

@@ -18,6 +18,8 @@ pub(super) enum Cut {
     Before,
     /// The server has committed, and its answer is lost.
     After,
+    /// The server is still at it.
+    During,
 }
 
 #[derive(Clone)]
@@ -74,6 +76,11 @@ impl Proxy {
                                 return;
                             }
                             2 => answer_lost = true,
+                            3 => {
+                                self.commits_cut.fetch_add(1, Ordering::SeqCst);
+                                server.write_all(sent).await.unwrap();
+                                return;
+                            }
                             _ => {}
                         }
                     }
