@@ -146,6 +146,9 @@ impl Service {
                 ended.context("the callback server ended")??;
                 anyhow::bail!("the callback server ended by itself");
             }
+            () = running.consumer.store.ends() => {
+                anyhow::bail!("the store's writer ended by itself; see the log");
+            }
         }
         running.drain(server, config.drain_timeout).await
     }

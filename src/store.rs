@@ -216,6 +216,11 @@ impl Store {
         self.writer().becomes_healthy().await;
     }
 
+    /// Completes when nothing can be written any more, however long one waits.
+    pub(crate) async fn ends(&self) {
+        self.writer().ends().await;
+    }
+
     /// When it was last noticed that a service of this store had ended without saying so; the one
     /// before this one, or with PostgreSQL any other.
     pub(crate) fn crash_seen(&self) -> Option<Timestamp> {

@@ -102,6 +102,11 @@ impl Writer {
         drop(self.healthy.subscribe().wait_for(|healthy| *healthy).await);
     }
 
+    /// Completes when the writer has ended, which it does by itself only when it panics.
+    pub(crate) async fn ends(&self) {
+        self.jobs.closed().await;
+    }
+
     /// Runs `work` in the next transaction and returns its answer after the commit. `key` is the
     /// message it is about, where that is known beforehand.
     ///

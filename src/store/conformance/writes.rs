@@ -145,6 +145,29 @@ async fn the_same_message_committed_many_times_at_once_is_committed_once(place: 
     assert_eq!((yes, place.on_disk("SELECT count(*) FROM note").await), (1, 1));
 }
 
+async fn a_message_in_trouble_and_a_done_one_among_good_ones_are_left_as_they_are(place: Place) {
+    let store = place.open().await;
+    let line = || vec![insert("line", [("item", Value::Null)])];
+    store.commit_one("done", line()).await;
+    store.dead_letter(message("in trouble")).await.unwrap();
+    let (go, held) = hold(&store).await;
+    let commits = ["1", "in trouble", "2", "done", "3"].map(|id| {
+        let (store, effects) = (store.clone(), line());
+        tokio::spawn(async move { store.commit_one(id, effects).await })
+    });
+    tokio::task::yield_now().await;
+    go.send(()).unwrap();
+    held.await.unwrap();
+    let mut committed = Vec::new();
+    for commit in commits {
+        committed.push(commit.await.unwrap());
+    }
+    let owned = Committed::Nothing(Standing::Owned(State::Recovering));
+    let done = Committed::Nothing(Standing::Done);
+    assert_eq!(committed, [Committed::Yes, owned, Committed::Yes, done, Committed::Yes]);
+    assert_eq!(place.on_disk("SELECT count(*) FROM line").await, 4);
+}
+
 /// Deliveries that queue up together, of every form.
 async fn deliveries_of_all_forms_together_come_to_the_same_as_one_by_one(place: Place) {
     let store = place.open().await;
@@ -258,6 +281,7 @@ on_both!(
     what_only_the_commit_finds_out_fails_alone_and_counts_for_its_own_message,
     one_event_in_fifty_with_bad_sql_fails_alone,
     the_same_message_committed_many_times_at_once_is_committed_once,
+    a_message_in_trouble_and_a_done_one_among_good_ones_are_left_as_they_are,
     deliveries_of_all_forms_together_come_to_the_same_as_one_by_one,
     the_answer_comes_when_another_process_can_see_the_write,
     a_job_whose_caller_has_gone_away_still_commits,
