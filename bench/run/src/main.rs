@@ -62,13 +62,13 @@ struct Cli {
     #[arg(long, default_value_t = 5)]
     rounds: u32,
     /// Seconds measured in each cell
-    #[arg(long, default_value_t = 5.0)]
+    #[arg(long, default_value_t = 3.0)]
     secs: f64,
     /// Seconds of each cell before they are measured
-    #[arg(long, default_value_t = 1.5)]
+    #[arg(long, default_value_t = 1.0)]
     warm_up_secs: f64,
     /// Events in the backlog of a cell through the sidecar
-    #[arg(long, default_value_t = 30_000)]
+    #[arg(long, default_value_t = 20_000)]
     backlog: u64,
     /// Make RESULTS.md from the results that are there, and end
     #[arg(long)]
