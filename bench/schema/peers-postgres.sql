@@ -1,5 +1,6 @@
--- The peers' inbox and outbox: Backstop's columns. The outbox has no index but its key: the peers'
--- relay needs no other.
+-- The peers' inbox and outbox. The inbox is Backstop's; the outbox has its columns, but only the index
+-- that the peers' relay needs, which is one less than Backstop's. Times are timestamps instead of
+-- milliseconds: eight bytes either way.
 CREATE TABLE inbox (
     key          BYTEA PRIMARY KEY,
     fingerprint  BYTEA NOT NULL,

@@ -1,4 +1,5 @@
--- The peers' inbox and outbox: Backstop's columns and indexes (src/store/migrations/sqlite).
+-- The peers' inbox and outbox. The inbox is Backstop's; the outbox has its columns, but only the index
+-- that the peers' relay needs, which is one less than Backstop's.
 CREATE TABLE inbox (
     key          BLOB PRIMARY KEY,
     fingerprint  BLOB NOT NULL,
@@ -13,8 +14,6 @@ CREATE TABLE outbox (
     content    BLOB NOT NULL,
     created_at INTEGER NOT NULL
 ) STRICT;
-
-CREATE INDEX outbox_topic ON outbox (pubsub, topic, seq);
 
 -- What can never be handled, instead of Backstop's cases.
 CREATE TABLE exception (

@@ -8,6 +8,7 @@ use anyhow::{Context as _, ensure};
 use load::event::{Kind, Stream};
 
 use crate::database::{Database, connect};
+use crate::peer::Peer;
 
 /// What the audit compares with.
 #[derive(Clone, Copy, Debug)]
@@ -30,11 +31,14 @@ const PROGRESS: &str = "SELECT coalesce(max(id), 0) FROM bench_order";
 const ORDER_COUNT: &str = "SELECT count(*) FROM bench_order";
 
 /// Fills the inbox with `rows` keys of other events, in the order of the key, which is the quickest.
-pub fn preload_sql(database: &Database, rows: u64) -> String {
+/// Backstop notes times as milliseconds, the peers on PostgreSQL as timestamps.
+pub fn preload_sql(database: &Database, peer: Peer, rows: u64) -> String {
+    let now =
+        if peer == Peer::Backstop { "(extract(epoch FROM now()) * 1000)::bigint" } else { "now()" };
     match database {
         Database::Postgres(..) => format!(
             "INSERT INTO inbox (key, fingerprint, committed_at)
-             SELECT decode(md5('preload' || n), 'hex') AS k, decode(md5(n::text), 'hex'), now()
+             SELECT decode(md5('preload' || n), 'hex') AS k, decode(md5(n::text), 'hex'), {now}
              FROM generate_series(1, {rows}) n ORDER BY k;
              ANALYZE inbox; CHECKPOINT;"
         ),

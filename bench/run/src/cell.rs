@@ -114,7 +114,7 @@ struct App {
 
 impl Cell<'_> {
     /// Ports for a consumer whose sidecar is on `dapr`; everything else off.
-    fn setting(&self, dapr: &daprd::Ports) -> anyhow::Result<Setting> {
+    fn setting(dapr: &daprd::Ports) -> anyhow::Result<Setting> {
         let [app_port, http_port] = free_ports()?;
         Ok(Setting {
             app_port,
@@ -144,7 +144,7 @@ impl Cell<'_> {
             app.process.end(Signal::TERM).await?;
         }
         if preload > 0 {
-            let sql = audit::preload_sql(&self.database, preload);
+            let sql = audit::preload_sql(&self.database, peer, preload);
             self.database.execute(&sql).await?;
         }
         Ok(())

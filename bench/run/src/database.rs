@@ -24,7 +24,7 @@ pub enum Kind {
 /// A running or merely existing database.
 pub enum Database {
     /// The server and its port.
-    Postgres(Process, u16),
+    Postgres(Box<Process>, u16),
     /// The file.
     Sqlite(PathBuf),
 }
@@ -94,7 +94,7 @@ impl Database {
             ensure!(began.elapsed() < START_LIMIT, "PostgreSQL did not start: {}", server.tail());
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
-        Ok(Self::Postgres(server, port))
+        Ok(Self::Postgres(Box::new(server), port))
     }
 
     /// Its URL, for the consumers.

@@ -30,6 +30,7 @@ use place::Place;
 use record::{Header, Record};
 
 #[derive(Parser)]
+#[allow(clippy::struct_excessive_bools, reason = "flags of a command line")]
 #[command(
     about = "Measures Backstop and its peers, audits every cell, and writes down what came out",
     after_help = "Peers of a group take turns, the order turned round each round (A B B A), and each is\n\

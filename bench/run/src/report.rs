@@ -145,7 +145,7 @@ fn more(text: &mut String, records: &[Record], labels: &[&str]) {
             .into_iter()
             .filter_map(|name| {
                 let value = middle(records, label, |figures| figures.more.get(name).copied())?;
-                let digits = if value < 100.0 { 1 } else { 0 };
+                let digits = usize::from(value < 100.0);
                 Some(format!("{} {value:.digits$}", name.replace('_', " ")))
             })
             .collect();

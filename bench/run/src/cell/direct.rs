@@ -25,7 +25,7 @@ const FINISH_LIMIT: Duration = Duration::from_secs(60);
 /// Delivers for the measured time and audits.
 pub async fn run(cell: &Cell<'_>, direct: &Direct) -> anyhow::Result<Figures> {
     let stub = Stub::start().await?;
-    let mut setting = cell.setting(&Ports { grpc: stub.port, http: stub.port })?;
+    let mut setting = Cell::setting(&Ports { grpc: stub.port, http: stub.port })?;
     setting.own_statement = direct.own_statement;
     cell.make_tables(&setting, direct.preload).await?;
     let app = cell.start_app(&setting).await?;

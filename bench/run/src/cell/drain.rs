@@ -21,8 +21,8 @@ const PUBLISH_LIMIT: Duration = Duration::from_secs(120);
 /// How long nothing may happen before the cell is void.
 const STALL_LIMIT: Duration = Duration::from_secs(20);
 /// The measured part of the backlog: caches are warm before it, and after it workers run dry.
-const FROM: f64 = 0.1;
-const UNTIL: f64 = 0.9;
+const FROM_TENTHS: u64 = 1;
+const UNTIL_TENTHS: u64 = 9;
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// Fills the stream, then measures how it is worked off.
@@ -34,19 +34,18 @@ pub async fn run(cell: &Cell<'_>) -> anyhow::Result<Figures> {
 
     let [grpc, http] = free_ports()?;
     let ports = Ports { grpc, http };
-    let mut setting = cell.setting(&ports)?;
-    setting.relay = true;
-    cell.make_tables(&setting, 0).await?;
+    let mut told = Cell::setting(&ports)?;
+    told.relay = true;
+    cell.make_tables(&told, 0).await?;
     // Not start_app: Backstop answers what the sidecar asks only when there is a sidecar.
-    let app = cell.spawn_app(&setting)?;
-    wait_for_port(setting.app_port).await?;
-    let app_port = Some(setting.app_port);
-    let sidecar =
-        Daprd::start(cell.place, &cell.directory, &redis, APP_ID, &ports, app_port).await?;
+    let app = cell.spawn_app(&told)?;
+    wait_for_port(told.app_port).await?;
+    let before = Some(told.app_port);
+    let sidecar = Daprd::start(cell.place, &cell.directory, &redis, APP_ID, &ports, before).await?;
     let parts = [(Part::Daprd, sidecar.process()), (Part::Redis, redis.process())];
     let families = cell.families(app.id(), &parts);
 
-    let (first, last) = ((count as f64 * FROM) as u64, (count as f64 * UNTIL) as u64);
+    let (first, last) = (count * FROM_TENTHS / 10, count * UNTIL_TENTHS / 10);
     let watch = Watch::open(&cell.database).await?;
     let seen_first = wait_for(&watch, first).await?;
     let (before, fsyncs_before, from) = (families.used(), fsyncs(&cell.directory), Instant::now());
@@ -75,7 +74,7 @@ pub async fn run(cell: &Cell<'_>) -> anyhow::Result<Figures> {
     figures.fsyncs_per_1000 = Some((fsyncs_after - fsyncs_before) as f64 * 1e3 / events as f64);
     figures.resident_peak_mib = resident.map(|kib| kib as f64 / 1024.0);
     // From the same moment until every message was out: who lets the outbox grow shows it here.
-    let relayed_per_s = count as f64 * (1.0 - FROM) / relayed_after.as_secs_f64();
+    let relayed_per_s = (count - first) as f64 / relayed_after.as_secs_f64();
     figures.more.insert("relayed_per_s".to_owned(), relayed_per_s);
     figures.more.insert("published_again".to_owned(), published_again as f64);
     Ok(figures)

@@ -25,7 +25,7 @@ pub async fn run(cell: &Cell<'_>, parked: &Parked) -> anyhow::Result<Figures> {
     let in_flight = u64::try_from(parked.in_flight)?.min(cell.lengths.count_max);
     let connections = in_flight.div_ceil(ON_ONE_CONNECTION);
     let stub = Stub::start().await?;
-    let mut setting = cell.setting(&Ports { grpc: stub.port, http: stub.port })?;
+    let mut setting = Cell::setting(&Ports { grpc: stub.port, http: stub.port })?;
     setting.park_ms = parked.park_ms;
     cell.make_tables(&setting, 0).await?;
     let app = cell.start_app(&setting).await?;

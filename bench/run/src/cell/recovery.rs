@@ -23,7 +23,7 @@ const IN_FLIGHT: u64 = 64;
 /// Hands over `count` dead letters and waits for their effects.
 pub async fn run(cell: &Cell<'_>, count: u64) -> anyhow::Result<Figures> {
     let stub = Stub::start().await?;
-    let mut setting = cell.setting(&Ports { grpc: stub.port, http: stub.port })?;
+    let mut setting = Cell::setting(&Ports { grpc: stub.port, http: stub.port })?;
     setting.quick_recovery = true;
     let app = cell.start_app(&setting).await?;
     let mut generator = Generator::start(cell.place, &cell.directory, |command| {

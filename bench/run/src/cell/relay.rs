@@ -25,7 +25,7 @@ const IN_FLIGHT: usize = 64;
 /// Consumes `count` events without a broker, and then publishes their messages.
 pub async fn run(cell: &Cell<'_>, count: u64) -> anyhow::Result<Figures> {
     let stub = Stub::start().await?;
-    let mut setting = cell.setting(&Ports { grpc: stub.port, http: stub.port })?;
+    let mut setting = Cell::setting(&Ports { grpc: stub.port, http: stub.port })?;
     cell.make_tables(&setting, 0).await?;
     let app = cell.start_app(&setting).await?;
     let mut generator = Generator::start(cell.place, &cell.directory, |command| {
