@@ -37,10 +37,9 @@ pub struct Lengths {
     pub backlog: u64,
     /// The most events for cells that have a number of their own.
     pub count_max: u64,
+    /// More than this share of the machine's CPU stolen by the hypervisor voids a cell, in per cent.
+    pub stolen_percent_max: f64,
 }
-
-/// More than this share of stolen time voids a cell, in per cent.
-const STOLEN_PERCENT_MAX: f64 = 2.0;
 
 /// Runs one cell; whatever goes wrong makes it void.
 pub async fn run(
@@ -52,7 +51,7 @@ pub async fn run(
 ) -> Record {
     let outcome = run_inner(place, group, contestant, round, lengths).await;
     let (figures, void) = match outcome {
-        Ok(figures) if figures.stolen_percent > STOLEN_PERCENT_MAX => {
+        Ok(figures) if figures.stolen_percent > lengths.stolen_percent_max => {
             (None, Some(format!("{:.1} % of the CPU was stolen", figures.stolen_percent)))
         }
         Ok(figures) => (Some(figures), None),

@@ -71,6 +71,9 @@ struct Cli {
     /// Events in the backlog of a cell through the sidecar
     #[arg(long, default_value_t = 20_000)]
     backlog: u64,
+    /// A cell is void when the hypervisor took more than this share of the CPU for other machines
+    #[arg(long, default_value_t = 10.0)]
+    stolen_percent_max: f64,
     /// Make RESULTS.md from the results that are there, and end
     #[arg(long)]
     report: bool,
@@ -121,13 +124,20 @@ fn chosen(cli: &Cli) -> Vec<Group> {
 
 fn lengths(cli: &Cli) -> Lengths {
     if cli.smoke {
-        return Lengths { warm_up_secs: 0.3, secs: 1.0, backlog: 2_000, count_max: 2_000 };
+        return Lengths {
+            warm_up_secs: 0.3,
+            secs: 1.0,
+            backlog: 2_000,
+            count_max: 2_000,
+            stolen_percent_max: 100.0,
+        };
     }
     Lengths {
         warm_up_secs: cli.warm_up_secs,
         secs: cli.secs,
         backlog: cli.backlog,
         count_max: u64::MAX,
+        stolen_percent_max: cli.stolen_percent_max,
     }
 }
 

@@ -10,6 +10,8 @@ use crate::cpu::Part;
 use crate::record::{Figures, Header, Record};
 use crate::stats::{median, range};
 
+/// More stolen time than this is told under the table, in per cent.
+const STOLEN_PERCENT_TOLD: f64 = 2.0;
 /// More than this of the machine's CPU for other programs is told under the table, in per cent.
 const OTHERS_PERCENT_TOLD: f64 = 5.0;
 
@@ -171,8 +173,13 @@ fn notes(text: &mut String, records: &[Record]) {
     for ((label, reason), times) in reasons {
         let _ = writeln!(text, "- {label} ({times}): {reason}");
     }
-    let others = records.iter().filter_map(|record| Some(record.figures.as_ref()?.others_percent));
-    let most = others.fold(0.0, f64::max);
+    let figures = || records.iter().filter_map(|record| record.figures.as_ref());
+    let stolen = figures().map(|figures| figures.stolen_percent).fold(0.0, f64::max);
+    if stolen > STOLEN_PERCENT_TOLD {
+        let _ =
+            writeln!(text, "\nThe hypervisor took up to {stolen:.0} % of the machine meanwhile.");
+    }
+    let most = figures().map(|figures| figures.others_percent).fold(0.0, f64::max);
     if most > OTHERS_PERCENT_TOLD {
         let _ = writeln!(
             text,
