@@ -4,10 +4,10 @@ BROKER ?= in-memory
 BROKERS := in-memory redis
 
 .DEFAULT_GOAL := help
-.PHONY: help run test soak fuzz lint doc clean-run need-cargo need-broker
+.PHONY: help run test soak fuzz lint doc bench bench-smoke bench-build clean-run need-cargo need-broker
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo "  BROKER is one of: $(BROKERS) (default: in-memory)"
 
 run: need-cargo need-broker ## show the main job on real input, then keep running [BROKER=redis]
@@ -35,6 +35,18 @@ lint: need-cargo ## formatting and clippy, warnings are errors
 
 doc: need-cargo ## the documentation, broken links are errors
 	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps
+
+bench: bench-build ## measure against the peers, about half an hour [ARGS='--list'; bench/README.md]
+	@DAPRD="$$(deploy/local/find-daprd.sh)" && export DAPRD && \
+	exec cargo run --manifest-path bench/Cargo.toml --release --locked --quiet --bin run -- $(ARGS)
+
+bench-smoke: bench-build ## one short cell of everything the benchmark has, about two minutes
+	@DAPRD="$$(deploy/local/find-daprd.sh)" && export DAPRD && \
+	exec cargo run --manifest-path bench/Cargo.toml --release --locked --quiet --bin run -- --smoke $(ARGS)
+
+bench-build: need-cargo
+	@deploy/local/install.sh gcc redis-server postgresql nodejs npm
+	@bench/build.sh
 
 clean-run: ## forget what `make run` kept: its database and logs
 	rm -rf .run

@@ -1,0 +1,138 @@
+//! A backlog in Redis streams, consumed through a real sidecar at the concurrency of the component
+//! file (64), with everybody publishing the outgoing messages through it at the same time.
+
+use std::time::{Duration, Instant};
+
+use anyhow::ensure;
+use rustix::process::Signal;
+
+use load::event::{Stream, TOPIC_OUT};
+
+use super::Cell;
+use crate::audit::{self, Expected, Watch};
+use crate::cpu::{self, Part};
+use crate::daprd::{APP_ID, Daprd, Ports, Redis};
+use crate::database::fsyncs;
+use crate::generator::Generator;
+use crate::process::free_ports;
+use crate::record::Figures;
+
+const PUBLISH_LIMIT: Duration = Duration::from_secs(120);
+/// How long nothing may happen before the cell is void.
+const STALL_LIMIT: Duration = Duration::from_secs(20);
+/// The measured part of the backlog: caches are warm before it, and after it workers run dry.
+const FROM_TENTHS: u64 = 1;
+const UNTIL_TENTHS: u64 = 9;
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// Fills the stream, then measures how it is worked off.
+pub async fn run(cell: &Cell<'_>) -> anyhow::Result<Figures> {
+    let redis = Redis::start(&cell.directory).await?;
+    let stream = Stream::new(cell.seed, false);
+    let count = cell.lengths.backlog;
+    fill(cell, &redis, count).await?;
+
+    let [grpc, http] = free_ports()?;
+    let ports = Ports { grpc, http };
+    let mut told = Cell::setting(&ports)?;
+    told.relay = true;
+    cell.make_tables(&told, 0).await?;
+    // Not start_app: Backstop answers what the sidecar asks only when there is a sidecar.
+    let app = cell.spawn_app(&told)?;
+    wait_for_port(told.app_port).await?;
+    let before = Some(told.app_port);
+    let sidecar = Daprd::start(cell.place, &cell.directory, &redis, APP_ID, &ports, before).await?;
+    let parts = [(Part::Daprd, sidecar.process()), (Part::Redis, redis.process())];
+    let families = cell.families(app.id(), &parts);
+
+    let (first, last) = (count * FROM_TENTHS / 10, count * UNTIL_TENTHS / 10);
+    let watch = Watch::open(&cell.database).await?;
+    let seen_first = wait_for(&watch, first).await?;
+    let (before, fsyncs_before, from) = (families.used(), fsyncs(&cell.directory), Instant::now());
+    let seen_last = wait_for(&watch, last).await?;
+    let (after, fsyncs_after, until) = (families.used(), fsyncs(&cell.directory), Instant::now());
+    // Numbers may be left out, so the end is counted.
+    wait_for(&watch, count).await?;
+    while watch.effects().await? < count {
+        ensure!(from.elapsed() < PUBLISH_LIMIT, "{} of {count} effects", watch.effects().await?);
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+    let relayed_after = wait_for_published(&redis, count, from).await?;
+    let resident = cpu::resident_peak_kib(app.id());
+    let entries = redis.cli(&["--raw", "XRANGE", TOPIC_OUT, "-", "+"]).await?;
+
+    sidecar.end().await?;
+    app.end(Signal::TERM).await?;
+    redis.end().await?;
+    let expected = Expected { stream, sent: count, preloaded: 0, outbox_kept: false };
+    cell.audit(&expected).await?;
+    let published_again = audit::audit_published(&expected, &entries)?;
+
+    let events = seen_last - seen_first;
+    let secs = (until - from).as_secs_f64();
+    let mut figures = Figures::of(events, secs, &cpu::between(&before, &after), 64, cell.delay_us);
+    figures.fsyncs_per_1000 = Some((fsyncs_after - fsyncs_before) as f64 * 1e3 / events as f64);
+    figures.resident_peak_mib = resident.map(|kib| kib as f64 / 1024.0);
+    // From the same moment until every message was out: who lets the outbox grow shows it here.
+    let relayed_per_s = (count - first) as f64 / relayed_after.as_secs_f64();
+    figures.more.insert("relayed_per_s".to_owned(), relayed_per_s);
+    figures.more.insert("published_again".to_owned(), published_again as f64);
+    Ok(figures)
+}
+
+/// Publishes the backlog through a sidecar of its own, which then ends.
+async fn fill(cell: &Cell<'_>, redis: &Redis, count: u64) -> anyhow::Result<()> {
+    let [grpc, http] = free_ports()?;
+    let ports = Ports { grpc, http };
+    let publisher =
+        Daprd::start(cell.place, &cell.directory, redis, "bench-publisher", &ports, None).await?;
+    let mut generator = Generator::start(cell.place, &cell.directory, |command| {
+        command.arg("publish").args(["--seed", &cell.seed.to_string()]);
+        command.args(["--target", &format!("http://127.0.0.1:{grpc}")]);
+        command.args(["--count", &count.to_string()]);
+    })?;
+    generator.done(PUBLISH_LIMIT).await?;
+    publisher.end().await
+}
+
+/// Waits until there are about so many effects; tells how many there are then.
+async fn wait_for(watch: &Watch, count: u64) -> anyhow::Result<u64> {
+    let (mut seen, mut moved_at) = (0, Instant::now());
+    loop {
+        // No table yet is no effect yet.
+        let now = watch.progress().await.unwrap_or_default();
+        if now >= count {
+            return Ok(now);
+        }
+        if now > seen {
+            (seen, moved_at) = (now, Instant::now());
+        }
+        ensure!(moved_at.elapsed() < STALL_LIMIT, "stalled at {seen} of {count} effects");
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}
+
+/// Waits until every message is on the broker; tells how long after `from` that was.
+async fn wait_for_published(redis: &Redis, count: u64, from: Instant) -> anyhow::Result<Duration> {
+    let (mut seen, mut moved_at) = (0, Instant::now());
+    loop {
+        let now = redis.stream_len(TOPIC_OUT).await?;
+        if now >= count {
+            return Ok(from.elapsed());
+        }
+        if now > seen {
+            (seen, moved_at) = (now, Instant::now());
+        }
+        ensure!(moved_at.elapsed() < STALL_LIMIT, "the relay stalled at {seen} of {count}");
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}
+
+async fn wait_for_port(port: u16) -> anyhow::Result<()> {
+    let began = Instant::now();
+    while tokio::net::TcpStream::connect(("127.0.0.1", port)).await.is_err() {
+        ensure!(began.elapsed() < super::READY_LIMIT, "the consumer does not listen");
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+    Ok(())
+}
