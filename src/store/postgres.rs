@@ -90,7 +90,7 @@ impl Postgres {
         let nothing = Log { id: 0, owner: id.to_string() };
         let store = Self {
             writer: Writer::start(PostgresWriter {
-                connector: connector.clone(),
+                connector: connector.clone().for_writing(),
                 clocks: clocks.clone(),
                 limits,
                 log: nothing.clone(),
@@ -98,7 +98,7 @@ impl Postgres {
                 connection: None,
             })
             .map_err(StoreError::away)?,
-            lookout: Lookout::start(connector.clone()),
+            lookout: Lookout::start(connector.clone().for_looking()),
             reads: pool(&connector, settings.pool_size)?,
             sessions: pool(&connector.isolating_statements(), settings.pool_size)?,
             clocks,

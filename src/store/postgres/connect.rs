@@ -138,7 +138,29 @@ pub(super) struct Connector {
     isolates: bool,
 }
 
+/// For connections that look up many keys at a time: a statement is planned when its tables are
+/// small, and is still used when they are not.
+const BY_INDEX: &str = "-c enable_seqscan=off";
+/// The same, where no handler's statement runs.
+const BY_INDEX_ALONE: &str = "-c enable_seqscan=off -c enable_hashjoin=off -c enable_mergejoin=off";
+
 impl Connector {
+    /// One for the writer.
+    pub(super) fn for_writing(self) -> Self {
+        self.with_options(BY_INDEX)
+    }
+
+    /// One for looks alone.
+    pub(super) fn for_looking(self) -> Self {
+        self.with_options(BY_INDEX_ALONE)
+    }
+
+    fn with_options(mut self, more: &str) -> Self {
+        let options = format!("{} {more}", self.config.get_options().unwrap_or_default());
+        self.config.options(options);
+        self
+    }
+
     /// One whose connections serve handlers statement by statement.
     pub(super) fn isolating_statements(self) -> Self {
         Self { isolates: true, ..self }

@@ -134,7 +134,8 @@ fn locks(connection: &Connection, commits: &[&Commit]) -> Result<Sent, tokio_pos
     Ok(Sent::changing(connection.lock_statement()?, vec![Box::new(connection.locks(&keys))]))
 }
 
-/// One that had a row, or is done, is not taken.
+/// One that had a row, or is done, is not taken. A subquery with a limit is not turned into a join,
+/// whose plan, made while the tables were small, would read them whole when they are not.
 fn inbox(
     connection: &Connection,
     commits: &[&Commit],
@@ -146,8 +147,8 @@ fn inbox(
         "INSERT INTO {table} (key, fingerprint, committed_at)
          SELECT t.key, t.fingerprint, $3::bigint
          FROM unnest($1::bytea[], $2::bytea[]) AS t (key, fingerprint)
-         WHERE NOT EXISTS (SELECT 1 FROM message m WHERE m.key = t.key)
-           AND NOT EXISTS (SELECT 1 FROM inbox i WHERE i.key = t.key)
+         WHERE (SELECT m.key FROM message m WHERE m.key = t.key LIMIT 1) IS NULL
+           AND (SELECT i.key FROM inbox i WHERE i.key = t.key LIMIT 1) IS NULL
          ON CONFLICT DO NOTHING RETURNING key"
     ))?;
     let keys: Vec<Vec<u8>> = commits.iter().map(|commit| commit.incoming.key.0.to_vec()).collect();
