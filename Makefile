@@ -16,13 +16,13 @@ run: need-cargo need-broker ## show the main job on real input, then keep runnin
 	exec cargo run --example local -- --broker $(BROKER)
 
 test: need-cargo ## all tests, against a real sidecar, Redis and PostgreSQL
-	@deploy/local/install.sh redis-server postgresql
+	@deploy/local/install.sh redis-server postgresql openssl
 	@DAPRD="$$(deploy/local/find-daprd.sh)" && export DAPRD && \
 	cargo test --features failpoints && \
 	for broker in $(BROKERS); do cargo run --example local -- --broker "$$broker" --once || exit 1; done
 
 soak: need-cargo ## all tests and the long ones: minutes of absence, a million histories, the tables of the README
-	@deploy/local/install.sh redis-server postgresql
+	@deploy/local/install.sh redis-server postgresql openssl
 	@DAPRD="$$(deploy/local/find-daprd.sh)" && export DAPRD && \
 	exec cargo test --features failpoints,soak -- --nocapture
 

@@ -43,6 +43,7 @@ mod dapr_yaml;
 #[path = "../../examples/local/inventory.rs"]
 mod inventory;
 #[path = "../support/postgres.rs"]
+#[allow(dead_code, reason = "the store's own tests use more of it")]
 mod postgres;
 #[path = "../../examples/local/process.rs"]
 mod process;

@@ -14,9 +14,16 @@ directory=$(mktemp -d /tmp/backstop-postgres-XXXXXX) || exit 1
 "$programs/initdb" --pgdata "$directory/data" --auth trust --username backstop --encoding UTF8 \
     --locale C --no-sync >"$directory/initdb.log" || { cat "$directory/initdb.log" >&2; exit 1; }
 
+openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 \
+    -subj /CN=localhost -addext subjectAltName=DNS:localhost -addext basicConstraints=CA:FALSE \
+    -keyout "$directory/server.key" -out "$directory/server.crt" 2>"$directory/openssl.log" ||
+    { cat "$directory/openssl.log" >&2; exit 1; }
+chmod 600 "$directory/server.key"
+
 start() {
     "$programs/postgres" -D "$directory/data" -k "$directory" -p "$port" -c listen_addresses=127.0.0.1 \
-        -c fsync=off -c max_connections=200 -c deadlock_timeout=200ms \
+        -c fsync=off -c max_connections=200 -c deadlock_timeout=200ms -c ssl=on \
+        -c ssl_cert_file="$directory/server.crt" -c ssl_key_file="$directory/server.key" \
         >>"$directory/server.log" 2>&1 </dev/null &
     server=$!
     tries=0
@@ -36,7 +43,8 @@ stop() {
 
 start
 "$programs/createdb" -h 127.0.0.1 -p "$port" -U backstop backstop
-echo done
+chmod 755 "$directory"
+echo "done $directory"
 while read -r command; do
     case $command in
     start) start ;;
@@ -56,6 +64,7 @@ pub struct PostgresServer {
     /// Its standard input keeps the server alive.
     keeper: Child,
     told: BufReader<ChildStdout>,
+    directory: PathBuf,
 }
 
 impl PostgresServer {
@@ -86,9 +95,14 @@ impl PostgresServer {
             .spawn()
             .unwrap();
         let told = BufReader::new(keeper.stdout.take().unwrap());
-        let mut server = Self { port, keeper, told };
-        server.wait();
+        let mut server = Self { port, keeper, told, directory: PathBuf::new() };
+        server.directory = server.wait().into();
         server
+    }
+
+    /// The certificate it shows to who asks for TLS: for the name `localhost`, by itself.
+    pub fn certificate(&self) -> PathBuf {
+        self.directory.join("server.crt")
     }
 
     /// Starts it again on what it had written.
@@ -111,10 +125,11 @@ impl PostgresServer {
         self.wait();
     }
 
-    fn wait(&mut self) {
+    fn wait(&mut self) -> String {
         let mut line = String::new();
         self.told.read_line(&mut line).unwrap();
-        assert_eq!(line.trim(), "done", "PostgreSQL did not do as told: see above");
+        let done = line.trim().strip_prefix("done");
+        done.expect("PostgreSQL did not do as told: see above").trim().to_owned()
     }
 
     /// The URL of its one database, whose user may do everything.

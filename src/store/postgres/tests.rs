@@ -15,6 +15,7 @@ mod processes;
 mod proxy;
 mod races;
 mod timeouts;
+mod tls;
 
 /// Waits until a query on the server gives this number.
 async fn until(place: &Place, query: &str, wanted: i64) {
