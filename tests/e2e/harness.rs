@@ -3,8 +3,10 @@
 //!
 //! The sidecar's arguments and the service's environment come from the top-level `dapr.yaml`, the
 //! component files and `resiliency.yaml` from `components/`; only ports are changed, and what a
-//! test says with [`Setup::env`] and [`Setup::edit`].
+//! test says with [`Setup::env`] and [`Setup::edit`]. Orders come one by one, or in bulk where a test
+//! or the environment says so (`bulk.rs`).
 
+mod bulk;
 mod calls;
 mod disk;
 mod ends;
@@ -69,6 +71,7 @@ pub struct Setup {
     has_inventory: bool,
     has_lines: bool,
     has_health_check: bool,
+    is_bulk: bool,
 }
 
 impl Setup {
@@ -84,6 +87,7 @@ impl Setup {
             has_inventory: true,
             has_lines: false,
             has_health_check: true,
+            is_bulk: bulk::is_asked_for(),
         }
     }
 
@@ -181,6 +185,8 @@ pub struct World {
     app_starts: usize,
     daprd_starts: usize,
     http: reqwest::Client,
+    /// Orders come in bulk.
+    pub is_bulk: bool,
     directory: tempfile::TempDir,
     _slot: SemaphorePermit<'static>,
 }
@@ -224,6 +230,7 @@ impl World {
             app_starts: 0,
             daprd_starts: 0,
             http: reqwest::Client::builder().no_proxy().timeout(SOON).build().unwrap(),
+            is_bulk: setup.is_bulk,
             directory,
             _slot: slot,
         };
@@ -384,6 +391,9 @@ fn how_to_run(
     choices.env.extend(own.map(|(name, value)| (name.to_owned(), value)));
     if setup.has_inventory {
         choices.env.insert("BACKSTOP_ORDERS_INVENTORY_URL".to_owned(), inventory.url());
+    }
+    if setup.is_bulk {
+        choices.env.insert("BACKSTOP_ORDERS_BULK".to_owned(), "on".to_owned());
     }
     choices.env.extend(setup.env.iter().cloned());
     app.run(&choices)
