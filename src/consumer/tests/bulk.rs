@@ -99,6 +99,7 @@ async fn five_that_fail_in_a_batch_close_their_gate_and_wait_at_it() {
     for order in &orders {
         assert_eq!(world.in_bulk(order).await, [Outcome::Recovering]);
     }
+    assert_eq!(world.count("gate WHERE state = 'closed'").await, 1, "their first failures do");
     // One that is handed over without an attempt waits with them.
     assert_eq!(world.hand_over(&event("late", "fails_while_away")).await, [Outcome::Recovering]);
     let waiting = "message WHERE state = 'recovering' AND due_at IS NULL";
