@@ -21,10 +21,11 @@ test: need-cargo ## all tests, against a real sidecar, Redis and PostgreSQL
 	cargo test --features failpoints && \
 	for broker in $(BROKERS); do cargo run --example local -- --broker "$$broker" --once || exit 1; done
 
-soak: need-cargo ## all tests and the long ones: minutes of absence, a million histories, the tables of the README
+soak: need-cargo ## all tests and the long ones: minutes of absence, a million histories, the tables of the README, and everything in bulk
 	@deploy/local/install.sh redis-server postgresql openssl
 	@DAPRD="$$(deploy/local/find-daprd.sh)" && export DAPRD && \
-	exec cargo test --features failpoints,soak -- --nocapture
+	cargo test --features failpoints,soak -- --nocapture && \
+	BACKSTOP_ORDERS_BULK=on cargo test --features failpoints --test e2e -- --nocapture
 
 fuzz: need-cargo ## a minute of fuzzing for each target; needs a nightly compiler
 	fuzz/run.sh 60

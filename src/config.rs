@@ -62,6 +62,8 @@ pub struct Config {
     /// The inventory service of the reference consumer, without a slash at its end; absent means
     /// that nobody is asked.
     pub orders_inventory_url: Option<String>,
+    /// Whether the reference consumer asks for bulk.
+    pub orders_bulk: bool,
     settings: Vec<Setting>,
 }
 
@@ -214,6 +216,7 @@ impl Config {
             sidecar: sidecar_settings(&mut reader),
             telemetry: telemetry_settings(&mut reader),
             orders_inventory_url: reader.optional(&var::ORDERS_INVENTORY_URL, values::http_url),
+            orders_bulk: reader.choice(&var::ORDERS_BULK, &[("off", false), ("on", true)]),
             settings: reader.settings(),
         };
         config.check_together(&mut reader);

@@ -25,10 +25,12 @@ use crate::store::{AttemptKind, Claim, Incoming, Quarantined, Store, StoreError,
 use crate::subscription::{OutsideCall, Subscription};
 
 mod attempt;
+mod bulk;
 mod in_flight;
 mod incoming;
 
 use attempt::Run;
+pub(crate) use bulk::Call;
 use in_flight::{Entered, InFlight};
 use incoming::{UNKNOWN, incoming, is_foreign, unread};
 
@@ -52,6 +54,8 @@ pub(crate) struct Origin {
     pub arrived_on: String,
     /// The consumer's name: the source of what it publishes.
     pub consumer: Arc<str>,
+    /// What it came with.
+    pub call: Call,
 }
 
 /// The path every message takes, live, as a dead letter, in recovery and in a redrive.
@@ -167,7 +171,7 @@ impl Consumer {
         deadline: Instant,
     ) -> Outcome {
         // Step 2, dedup: a twin in this process first, because its result is not on disk yet.
-        let _slot = match self.in_flight.enter(incoming.key) {
+        let _slot = match self.in_flight.enter(incoming.key, incoming.fingerprint) {
             Entered::First(slot) => slot,
             Entered::Twin(finished) => {
                 if timeout_at(deadline, finished.cancelled()).await.is_err() {
@@ -206,11 +210,14 @@ impl Consumer {
                 authority: Authority::Delivery,
                 attempt: attempts + 1,
                 lane: Lane::Live,
+                call: origin.call,
             }
         } else {
             // Claimed first, bytes included: whatever happens now, the store owns it.
             match self.store.claim_live(Arc::clone(&incoming)).await {
-                Ok(Ok(claim)) if self.has_time(&claim) => Run::claimed(claim, event, Lane::Live),
+                Ok(Ok(claim)) if self.has_time(&claim) => {
+                    Run { call: origin.call, ..Run::claimed(claim, event, Lane::Live) }
+                }
                 Ok(Ok(claim)) => return self.give_back(claim, &reason::LEASE_TOO_SHORT).await,
                 Ok(Err(standing)) => return over(standing),
                 Err(error) => return self.store_away(&error),
@@ -449,7 +456,7 @@ enum Look {
 const fn gap_before_answer(outcome: &Outcome, lane: Lane) -> Option<Gap> {
     match (outcome, lane) {
         (Outcome::Processed, _) => Some(Gap::Committed),
-        (Outcome::Retrying(_), _) => Some(Gap::FailureWritten),
+        (Outcome::Retrying(_), _) | (Outcome::Recovering, Lane::Live) => Some(Gap::FailureWritten),
         (Outcome::Recovering, Lane::DeadLetter) => Some(Gap::DeadLetterTaken),
         (Outcome::Quarantined(_), _) => Some(Gap::Quarantined),
         _ => None,

@@ -13,6 +13,7 @@
 //! - Recorded live attempts never pass `attempts_live_max`, spent recoveries never pass
 //!   `recoveries_max`.
 //! - A row that stands beside an inbox key goes; nothing runs.
+//! - What came in a batch never becomes `retrying`: the sidecar is not asked to call again.
 
 use std::time::Duration;
 
@@ -86,7 +87,7 @@ pub struct Row {
     pub attempts: u32,
     /// Recoveries spent, counted at the claim.
     pub recoveries: u32,
-    /// It came as a dead letter without ever having been attempted here.
+    /// It came into our custody without an attempt on record: as a dead letter, or handed over.
     pub never_attempted: bool,
     /// The claim was made by a delivery, not by recovery.
     pub live_claim: bool,
@@ -172,8 +173,13 @@ pub enum Happening {
     Succeeded(Authority),
     /// A run failed in a way that may pass.
     Failed(Authority, Code),
+    /// The same, of a delivery in a batch: nobody but us may try it again.
+    FailedInBulk(Authority, Code),
     /// A claimed recovery failed with the code of a gate that is closed: it spends nothing.
     FailedAtClosedGate(Authority, Code),
+    /// A delivery in a batch has no end by its deadline. Its run may go on, but not write any more
+    /// unless it has claimed the message.
+    HandedOver,
     /// It has waited at a closed gate for longer than a message may.
     WaitedTooLong,
     /// A run, or the validation before it, ended in a case.
@@ -254,7 +260,18 @@ pub fn step(
             None => nothing(row),
         },
         Happening::Failed(authority, code) => match reporting(row, fresh, *authority) {
-            Some(row) => rules.failed(row, code),
+            Some(row) => rules.failed(row, code, TriedAgainBy::Sidecar),
+            None => nothing(row),
+        },
+        Happening::FailedInBulk(authority, code) => match reporting(row, fresh, *authority) {
+            Some(row) => rules.failed(row, code, TriedAgainBy::Us),
+            None => nothing(row),
+        },
+        Happening::HandedOver => match unclaimed(row, fresh) {
+            Some(open) => {
+                let due_at = rules.next_recovery(open.recoveries);
+                recovering(Row { never_attempted: row.is_none(), ..open }, due_at)
+            }
             None => nothing(row),
         },
         Happening::FailedAtClosedGate(authority, code) => match reporting(row, fresh, *authority) {
@@ -345,6 +362,13 @@ fn quarantined(row: Row, category: Option<Category>, reason: Code) -> Verdict {
     Verdict::Put(row, Some(CaseOpened { category, reason }))
 }
 
+/// Who tries a message again after a live failure that may pass.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum TriedAgainBy {
+    Sidecar,
+    Us,
+}
+
 struct Rules<'a> {
     limits: &'a Limits,
     seed: u64,
@@ -379,7 +403,7 @@ impl Rules<'_> {
         self.now.plus(self.limits.backoff.delay(spent, self.seed))
     }
 
-    fn failed(&self, row: Row, code: &Code) -> Verdict {
+    fn failed(&self, row: Row, code: &Code, live: TriedAgainBy) -> Verdict {
         match row.state {
             State::Redriving => quarantined(row, None, code.clone()),
             State::Running if !row.live_claim => {
@@ -393,7 +417,7 @@ impl Rules<'_> {
             }
             _ => {
                 let row = Row { attempts: row.attempts + 1, ..row };
-                if row.attempts >= self.limits.attempts_live_max {
+                if live == TriedAgainBy::Us || row.attempts >= self.limits.attempts_live_max {
                     let due_at = self.next_recovery(row.recoveries);
                     recovering(row, due_at)
                 } else {
@@ -407,7 +431,7 @@ impl Rules<'_> {
         let recovery = row.state == State::Running && !row.live_claim;
         let too_old = self.now.since(row.first_seen_at) > self.limits.age_max;
         if !recovery || too_old {
-            return self.failed(row, code);
+            return self.failed(row, code, TriedAgainBy::Sidecar);
         }
         let row = Row { recoveries: row.recoveries.saturating_sub(1), ..row };
         recovering(row, self.next_recovery(row.recoveries))

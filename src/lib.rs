@@ -156,7 +156,7 @@ pub use store::{
     AppMigration, Attempt, AttemptKind, AuditEntry, CaseFilter, CaseStatus, OpenAs,
     PostgresSettings, PostgresUrl, PostgresUrlError, Retention, Store, StoreError, StoreUrl,
 };
-pub use subscription::{Envelope, InteractiveHandler, OutsideCall, Subscription};
+pub use subscription::{Bulk, Envelope, InteractiveHandler, OutsideCall, Subscription};
 pub use telemetry::Telemetry;
 
 /// Every metric and log event of this crate: the contract that `docs/TELEMETRY.md` shows.

@@ -3,5 +3,7 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    backstop::main(|config| backstop::orders::service(config.orders_inventory_url.as_deref()))
+    backstop::main(|config| {
+        backstop::orders::service(config.orders_inventory_url.as_deref(), config.orders_bulk)
+    })
 }

@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use crate::{
-    Code, Context, Effects, HandlerError, Message, OutsideCall, Service, Subscription, insert,
+    Bulk, Code, Context, Effects, HandlerError, Message, OutsideCall, Service, Subscription, insert,
 };
 
 /// The event type of an order.
@@ -51,11 +51,12 @@ struct Item {
     qty: u32,
 }
 
-/// The consumer of `orders`, asking the inventory at that base URL if there is one.
+/// The consumer of `orders`, asking the inventory at that base URL if there is one, and the sidecar
+/// for many orders in one call if it is to take them in bulk.
 ///
 /// # Errors
 /// When no HTTP client can be made.
-pub fn service(inventory_url: Option<&str>) -> anyhow::Result<Service> {
+pub fn service(inventory_url: Option<&str>, in_bulk: bool) -> anyhow::Result<Service> {
     let inventory = match inventory_url {
         Some(url) => Some(Arc::new(Inventory::new(url)?)),
         None => None,
@@ -68,6 +69,7 @@ pub fn service(inventory_url: Option<&str>) -> anyhow::Result<Service> {
         .schema(PLACED, SCHEMA)
         .schema(DAPR_DEFAULT, SCHEMA)
         .calls_outside(call);
+    let orders = if in_bulk { orders.bulk(Bulk::default()) } else { orders };
     Ok(Service::new().migration("0001_orders", TABLE).subscribe(orders))
 }
 

@@ -300,6 +300,21 @@ impl Store {
         self.happen(incoming, Happening::Failed(authority, code.clone()), Some(code)).await
     }
 
+    /// The same for a delivery in a batch: recovery tries it again, not the sidecar.
+    pub(crate) async fn fail_in_bulk(
+        &self,
+        incoming: Arc<Incoming>,
+        authority: Authority,
+        code: Code,
+    ) -> Result<Written, StoreError> {
+        self.happen(incoming, Happening::FailedInBulk(authority, code.clone()), Some(code)).await
+    }
+
+    /// Takes a delivery in a batch that has no end by its deadline, with the event's bytes.
+    pub(crate) async fn hand_over(&self, incoming: Arc<Incoming>) -> Result<Written, StoreError> {
+        self.happen(incoming, Happening::HandedOver, None).await
+    }
+
     /// Opens a case. `attempted` says whether a handler run led to it.
     pub(crate) async fn refuse(
         &self,

@@ -149,5 +149,7 @@ variables! {
     "The reference consumer" {
         ORDERS_INVENTORY_URL = "BACKSTOP_ORDERS_INVENTORY_URL", Unset("nobody is asked"), Text("`http://…` or `https://…`"), "http://127.0.0.1:9090",
             "The service that reserves an order's goods: `PUT {url}/reservations/{orderId}`.";
+        ORDERS_BULK = "BACKSTOP_ORDERS_BULK", Value("off"), Choice(&["off", "on"]), "on",
+            "Whether orders are asked for in bulk, 64 in a call; README.md says when that pays. Not above the `concurrency` of the component.";
     }
 }

@@ -8,7 +8,7 @@ use serde_json::{Map, Value as Json};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout_at};
 
-use super::{Consumer, over};
+use super::{Call, Consumer, over};
 use crate::clock::Timestamp;
 use crate::custody::{Authority, Standing};
 use crate::effect::{Effects, Message};
@@ -17,7 +17,7 @@ use crate::failpoint::{Gap, reached};
 use crate::handler::{Context, HandlerError, Kind, Tx};
 use crate::observe::{Lane, current_traceparent, span_for};
 use crate::outcome::{Category, Code, Outcome, reason};
-use crate::store::{Claim, Committed, Incoming, Outgoing, StoreError};
+use crate::store::{Claim, Committed, Incoming, Outgoing, StoreError, Written};
 use crate::subscription::{OutsideCall, Prepared, Subscription};
 
 /// How often a handler runs again because rows had changed under its decision.
@@ -33,6 +33,8 @@ pub(super) struct Run {
     pub authority: Authority,
     pub attempt: u32,
     pub lane: Lane,
+    /// What it came with, if it is live.
+    pub call: Call,
 }
 
 impl Run {
@@ -41,6 +43,7 @@ impl Run {
             authority: Authority::Run(claim.run),
             attempt: claim.attempt,
             lane,
+            call: Call::Single,
             incoming: claim.incoming,
             event,
         }
@@ -164,14 +167,7 @@ impl Consumer {
                 self.relay_wake.notify_one();
                 Outcome::Processed
             }
-            Ended::Committed(Committed::Nothing(Standing::Done)) => {
-                match self.standing(&run.incoming).await {
-                    Ok(Some(outcome)) => outcome,
-                    Ok(None) => Outcome::Duplicate,
-                    Err(error) => self.store_away(&error),
-                }
-            }
-            Ended::Committed(Committed::Nothing(standing)) => over(standing),
+            Ended::Committed(Committed::Nothing(standing)) => self.lost(run, standing).await,
             Ended::Committed(Committed::Rejected(code)) => self.reject(run, code).await,
             // The handler had finished, so whatever it calls outside has happened.
             Ended::Committed(Committed::RowsDiffer) => {
@@ -237,8 +233,28 @@ impl Consumer {
                 .refuse(incoming, run.authority, Category::OutcomeUnknown, code, true)
                 .await;
         }
-        let written = self.store.fail(Arc::clone(&incoming), run.authority, code.clone()).await;
-        self.outcome_of(&incoming, written, Some(&code))
+        let written = match run.call {
+            Call::Single => {
+                self.store.fail(Arc::clone(&incoming), run.authority, code.clone()).await
+            }
+            Call::Bulk => {
+                self.store.fail_in_bulk(Arc::clone(&incoming), run.authority, code.clone()).await
+            }
+        };
+        match written {
+            Ok(Written::Nothing(standing)) => self.lost(run, standing).await,
+            written => self.outcome_of(&incoming, written, Some(&code)),
+        }
+    }
+
+    /// Somebody else has the message, or has ended it: if that was another event under the same
+    /// id, this one has not been dealt with yet.
+    async fn lost(&self, run: &Run, standing: Standing) -> Outcome {
+        match self.standing(&run.incoming).await {
+            Ok(Some(outcome)) => outcome,
+            Ok(None) => over(standing),
+            Err(error) => self.store_away(&error),
+        }
     }
 
     fn outgoing(&self, run: &Run, messages: Vec<Message>, consumer: &Arc<str>) -> Vec<Outgoing> {

@@ -6,9 +6,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio_util::sync::CancellationToken;
 
-use crate::event::MessageKey;
+use crate::event::{Fingerprint, MessageKey};
 
-type Messages = Arc<Mutex<HashMap<MessageKey, CancellationToken>>>;
+type Messages = Arc<Mutex<HashMap<MessageKey, First>>>;
+
+/// The delivery that handles a message.
+struct First {
+    fingerprint: Fingerprint,
+    ended: CancellationToken,
+}
 
 /// Bounded by the deliveries in flight: every entry belongs to one of them.
 #[derive(Default)]
@@ -32,16 +38,22 @@ pub(crate) struct Slot {
 }
 
 impl InFlight {
-    pub(crate) fn enter(&self, key: MessageKey) -> Entered {
+    pub(crate) fn enter(&self, key: MessageKey, fingerprint: Fingerprint) -> Entered {
         let mut messages = self.messages.lock().unwrap_or_else(PoisonError::into_inner);
         match messages.entry(key) {
-            Entry::Occupied(first) => Entered::Twin(first.get().clone()),
+            Entry::Occupied(first) => Entered::Twin(first.get().ended.clone()),
             Entry::Vacant(vacant) => {
                 let ended = CancellationToken::new();
-                vacant.insert(ended.clone());
+                vacant.insert(First { fingerprint, ended: ended.clone() });
                 Entered::First(Slot { messages: Arc::clone(&self.messages), key, ended })
             }
         }
+    }
+
+    /// Whether what is being handled under that key is another event.
+    pub(crate) fn is_another(&self, key: MessageKey, fingerprint: &Fingerprint) -> bool {
+        let messages = self.messages.lock().unwrap_or_else(PoisonError::into_inner);
+        messages.get(&key).is_some_and(|first| first.fingerprint != *fingerprint)
     }
 }
 

@@ -13,6 +13,7 @@ use crate::event::{Form, MessageKey};
 use crate::handler::{Context, HandlerError, Tx};
 use crate::store::{AppMigration, CaseFilter, OpenAs};
 
+mod bulk;
 mod gates;
 
 const SOLD_OUT: Code = Code::new("sold_out");
@@ -167,6 +168,7 @@ impl World {
         let origin = Origin {
             pubsub: "bus".to_owned(),
             topic: "orders".to_owned(),
+            call: Call::Single,
             arrived_on: if lane == Lane::DeadLetter { "orders-shop-dead" } else { "orders" }
                 .to_owned(),
             consumer: "shop".into(),
@@ -584,6 +586,7 @@ async fn a_delivery_for_an_unknown_topic_is_filed() {
         pubsub: "bus".into(),
         topic: "refunds".into(),
         arrived_on: "refunds".into(),
+        call: Call::Single,
         consumer: "shop".into(),
     };
     assert_eq!(

@@ -61,6 +61,7 @@ fn table() -> Vec<(&'static str, Happening, u32, [Becomes; 8])> {
     use Authority::{Delivery, Run};
     use Happening as H;
     let failed = |authority| H::Failed(authority, CODE);
+    let in_bulk = |authority| H::FailedInBulk(authority, CODE);
     let at_gate = |authority| H::FailedAtClosedGate(authority, CODE);
     let refused = |authority| H::Refused(authority, Category::Rejected, CODE);
     // The number is how many recoveries are spent: 1 of 2 leaves one, 2 of 2 is the cap.
@@ -77,6 +78,11 @@ fn table() -> Vec<(&'static str, Happening, u32, [Becomes; 8])> {
         ("its claim fails",         failed(Run(RUN)),           1, [__,         __,         __,        Retrying,    Recovering,  __,         Case,       __]),
         ("its claim fails, cap",    failed(Run(RUN)),           2, [__,         __,         __,        Retrying,    Case,        __,         Case,       __]),
         ("an old claim fails",      failed(Run(RUN - 1)),       1, [__,         __,         __,        __,          __,          __,         __,         __]),
+        ("in bulk: a delivery fails", in_bulk(Delivery),        1, [Recovering, Recovering, __,        __,          __,          __,         __,         __]),
+        ("in bulk: its claim fails", in_bulk(Run(RUN)),         1, [__,         __,         __,        Recovering,  Recovering,  __,         Case,       __]),
+        ("in bulk: an old claim fails", in_bulk(Run(RUN - 1)),  1, [__,         __,         __,        __,          __,          __,         __,         __]),
+        ("in bulk: handed over",    H::HandedOver,              1, [Recovering, Recovering, __,        __,          __,          __,         __,         __]),
+        ("in bulk: handed over, cap", H::HandedOver,            2, [Recovering, Recovering, __,        __,          __,          __,         __,         __]),
         ("gate: a delivery fails",  at_gate(Delivery),          1, [Retrying,   Retrying,   __,        __,          __,          __,         __,         __]),
         ("gate: its claim fails",   at_gate(Run(RUN)),          2, [__,         __,         __,        Retrying,    Recovering,  __,         Case,       __]),
         ("gate: an old claim fails", at_gate(Run(RUN - 1)),     2, [__,         __,         __,        __,          __,          __,         __,         __]),
@@ -270,6 +276,26 @@ fn a_counter_that_travels_counts_only_upwards() {
 }
 
 #[test]
+fn what_a_batch_leaves_open_waits_as_long_as_before_a_first_recovery() {
+    let put = |row: Option<&Row>, happening| match judge(row, false, &happening, NOW) {
+        Verdict::Put(row, None) => row,
+        other => panic!("{other:?}"),
+    };
+    let due_after = |spent| Some(NOW.plus(LIMITS.backoff.delay(spent, 7)));
+    // A first write takes over how many were spent elsewhere: here, two.
+    let due_at = due_after(2);
+    let failed = put(None, Happening::FailedInBulk(Authority::Delivery, CODE));
+    assert_eq!((failed.attempts, failed.never_attempted, failed.due_at), (1, false, due_at));
+    let handed_over = put(None, Happening::HandedOver);
+    let seen = (handed_over.attempts, handed_over.never_attempted, handed_over.due_at);
+    assert_eq!(seen, (0, true, due_at));
+    let retrying = Row { attempts: 2, ..row(State::Retrying, false, 0) };
+    let handed_over = put(Some(&retrying), Happening::HandedOver);
+    let seen = (handed_over.attempts, handed_over.never_attempted, handed_over.due_at);
+    assert_eq!(seen, (2, false, due_after(0)), "it was attempted");
+}
+
+#[test]
 fn every_state_has_a_name_that_leads_back_to_it() {
     for state in State::ALL {
         assert_eq!(State::parse(state.as_str()), Some(state));
@@ -279,7 +305,7 @@ fn every_state_has_a_name_that_leads_back_to_it() {
 
 /// One happening of a random life: which, under which claim, and how long after the one before.
 fn any_happening() -> impl Strategy<Value = (u8, i64, u64)> {
-    (0..14_u8, 0..4_i64, prop_oneof![Just(0), Just(5), Just(61), Just(700), Just(50_000)])
+    (0..17_u8, 0..4_i64, prop_oneof![Just(0), Just(5), Just(61), Just(700), Just(50_000)])
 }
 
 /// `back` counts claims back from the latest; 0 is the one the row waits for.
@@ -298,6 +324,9 @@ fn happening(which: u8, latest: i64, back: i64) -> Happening {
         10 => Happening::RecoveryClaim,
         11 => Happening::RedriveClaim,
         12 => Happening::Released(latest - back),
+        13 => Happening::FailedInBulk(Authority::Delivery, CODE),
+        14 => Happening::FailedInBulk(run, CODE),
+        15 => Happening::HandedOver,
         _ => Happening::WaitedTooLong,
     }
 }
@@ -306,6 +335,7 @@ fn claim_of(happening: &Happening) -> Option<i64> {
     match happening {
         Happening::Succeeded(Authority::Run(run))
         | Happening::Failed(Authority::Run(run), _)
+        | Happening::FailedInBulk(Authority::Run(run), _)
         | Happening::FailedAtClosedGate(Authority::Run(run), _)
         | Happening::Refused(Authority::Run(run), ..)
         | Happening::Released(run) => Some(*run),

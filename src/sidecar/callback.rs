@@ -3,6 +3,8 @@
 //! **Invariants**
 //! - [`status_of`] is the only place where an answer is built, from an exhaustive match; the
 //!   protocol's default (0) means SUCCESS, so nothing is ever left to a default.
+//! - A message in a batch is never answered RETRY and never left unanswered: one that is holds up
+//!   its whole topic. It is answered SUCCESS, or the whole call fails and nothing is acknowledged.
 //! - `UNIMPLEMENTED` is never answered: the sidecar acknowledges the event and it is gone (dapr
 //!   v1.18.2, `pkg/runtime/subscription/postman/grpc/grpc.go`). DROP is never answered.
 //! - Every delivery is judged in a task of its own, so a cancelled call leaves nothing half done.
@@ -17,6 +19,7 @@ use dapr::dapr::proto::runtime::v1::app_callback_health_check_server::AppCallbac
 use dapr::dapr::proto::runtime::v1::app_callback_server::AppCallback;
 use dapr::dapr::proto::runtime::v1::topic_event_response::TopicEventResponseStatus;
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -26,14 +29,17 @@ use tonic::{Request, Response, Status};
 use super::identity::{Identity, second_component};
 use super::token::TokenCheck;
 use super::wire::{arrival_of, bulk_arrival, grpc_timeout, matches_topic, metadata_of};
-use crate::consumer::{Consumer, Origin};
+use crate::consumer::{Call, Consumer, Origin};
 use crate::event::Arrival;
 use crate::observe::Lane;
 use crate::outcome::Outcome;
-use crate::subscription::{Envelope, Subscription};
+use crate::subscription::{Bulk, Envelope, Subscription};
 
 /// How long before the sidecar's deadline an answer is due, so that it still arrives.
 const ANSWER_MARGIN: Duration = Duration::from_millis(250);
+/// How long before that a batch's messages are handed to the store: a quarter of the time there
+/// is, at most this.
+const HAND_OVER_MARGIN: Duration = Duration::from_secs(2);
 /// How long the question for our subscriptions waits for the sidecar's identity; the sidecar
 /// itself gives up after about 10 s and then never asks again.
 const IDENTITY_WAIT: Duration = Duration::from_secs(8);
@@ -96,28 +102,49 @@ impl Callback {
     /// Judges one delivery in a task of its own and says what to answer.
     async fn deliver(
         &self,
+        call: Call,
         pubsub: &str,
         topic: String,
         arrival: Arrival,
         deadline: Instant,
     ) -> Answer {
         let Some(identity) = self.identity.borrow().clone() else { return Answer::Unavailable };
-        let consumer = Arc::clone(&self.consumer);
         let addressee = self.addressee(&identity, pubsub, &topic);
-        let origin = self.origin(&identity, addressee.as_ref(), pubsub, topic);
-        let task = self.deliveries.spawn(async move {
+        let origin = self.origin(&identity, addressee.as_ref(), call, pubsub, topic);
+        let open = match (call, &addressee) {
+            (Call::Bulk, Some((subscription, Lane::Live))) => {
+                Some((Arc::clone(subscription), arrival.clone(), origin.clone()))
+            }
+            (Call::Bulk | Call::Single, _) => None,
+        };
+        let until = if open.is_some() { hand_over_at(Instant::now(), deadline) } else { deadline };
+        let consumer = Arc::clone(&self.consumer);
+        let judged = self.deliveries.spawn(async move {
             match addressee {
                 Some((subscription, lane)) => {
-                    consumer.receive(&subscription, lane, arrival, &origin, deadline).await
+                    consumer.receive(&subscription, lane, arrival, &origin, until).await
                 }
                 None => consumer.unknown_topic(arrival, &origin).await,
             }
         });
-        match tokio::time::timeout_at(deadline, task).await {
-            Ok(Ok(outcomes)) => answer_of(&outcomes),
-            // The task goes on; the next delivery meets what it left.
-            Err(_) if self.consumer.store.is_healthy() => Answer::Retry,
-            Err(_) | Ok(Err(_)) => Answer::Unavailable,
+        let outcomes = self.in_time(until, judged).await;
+        let Some((subscription, arrival, origin)) = open.filter(|_| is_open(&outcomes)) else {
+            return answer_of(&outcomes, call);
+        };
+        let consumer = Arc::clone(&self.consumer);
+        let handed_over = self
+            .deliveries
+            .spawn(async move { consumer.hand_over(&subscription, arrival, &origin).await });
+        answer_of(&self.in_time(deadline, handed_over).await, call)
+    }
+
+    /// What a task comes to until then. It goes on after that, and the next delivery meets what it
+    /// has left.
+    async fn in_time(&self, until: Instant, task: JoinHandle<Vec<Outcome>>) -> Vec<Outcome> {
+        match tokio::time::timeout_at(until, task).await {
+            Ok(Ok(outcomes)) => outcomes,
+            Err(_) if self.consumer.store.is_healthy() => vec![Outcome::Busy],
+            Err(_) | Ok(Err(_)) => vec![Outcome::StoreAway],
         }
     }
 
@@ -125,6 +152,7 @@ impl Callback {
         &self,
         identity: &Identity,
         addressee: Option<&(Arc<Subscription>, Lane)>,
+        call: Call,
         pubsub: &str,
         topic: String,
     ) -> Origin {
@@ -139,12 +167,14 @@ impl Callback {
                 },
                 arrived_on: topic,
                 consumer,
+                call,
             },
             None => Origin {
                 pubsub: pubsub.to_owned(),
                 topic: topic.clone(),
                 arrived_on: topic,
                 consumer,
+                call,
             },
         }
     }
@@ -163,8 +193,16 @@ impl Callback {
                 let entry_id = entry.entry_id;
                 let answer =
                     match bulk_arrival(entry.event, entry.metadata, &entry.content_type, shared) {
-                        Some(arrival) => self.deliver(pubsub, topic, arrival, deadline).await,
-                        // A placeholder for an entry the sidecar could not encode: it keeps the event.
+                        Some(arrival) => {
+                            self.deliver(Call::Bulk, pubsub, topic, arrival, deadline).await
+                        }
+                        // A placeholder for an entry that the sidecar could not encode: no bytes,
+                        // and no id either, so the sidecar ignores what it is answered, counts the
+                        // entry as failed, retries it alone and then dead-letters it with its bytes
+                        // (dapr v1.18.2, `pkg/runtime/subscription/postman/grpc/grpc.go`,
+                        // `DeliverBulk`). RETRY says the same, and SUCCESS to an entry that has an
+                        // id would lose it. A raw subscription has none: only an event that the
+                        // sidecar takes apart can fail to be encoded.
                         None => Answer::Retry,
                     };
                 (entry_id, answer)
@@ -203,25 +241,41 @@ enum Answer {
 
 /// What the outcomes of a delivery's messages come to: one that the sidecar must keep keeps all,
 /// and those already judged are duplicates next time.
-fn answer_of(outcomes: &[Outcome]) -> Answer {
-    outcomes.iter().map(answer_to).fold(Answer::Success, |all, one| match (all, one) {
+fn answer_of(outcomes: &[Outcome], call: Call) -> Answer {
+    let answers = outcomes.iter().map(|outcome| answer_to(outcome, call));
+    answers.fold(Answer::Success, |all, one| match (all, one) {
         (Answer::Unavailable, _) | (_, Answer::Unavailable) => Answer::Unavailable,
         (Answer::Retry, _) | (_, Answer::Retry) => Answer::Retry,
         (Answer::Success, Answer::Success) => Answer::Success,
     })
 }
 
-fn answer_to(outcome: &Outcome) -> Answer {
-    match outcome {
-        Outcome::Processed
-        | Outcome::Duplicate
-        | Outcome::Linked
-        | Outcome::Ignored
-        | Outcome::Quarantined(_)
-        | Outcome::Recovering => Answer::Success,
-        Outcome::Retrying(_) | Outcome::Busy => Answer::Retry,
-        Outcome::StoreAway => Answer::Unavailable,
+fn answer_to(outcome: &Outcome, call: Call) -> Answer {
+    match (outcome, call) {
+        (
+            Outcome::Processed
+            | Outcome::Duplicate
+            | Outcome::Linked
+            | Outcome::Ignored
+            | Outcome::Quarantined(_)
+            | Outcome::Recovering,
+            Call::Single | Call::Bulk,
+        ) => Answer::Success,
+        (Outcome::Retrying(_) | Outcome::Busy, Call::Single) => Answer::Retry,
+        // In a batch: not even the hand-over had an end in time.
+        (Outcome::Retrying(_) | Outcome::Busy, Call::Bulk)
+        | (Outcome::StoreAway, Call::Single | Call::Bulk) => Answer::Unavailable,
     }
+}
+
+/// Whether the sidecar would have to call again about one of them, and could.
+fn is_open(outcomes: &[Outcome]) -> bool {
+    answer_of(outcomes, Call::Single) == Answer::Retry
+}
+
+fn hand_over_at(now: Instant, deadline: Instant) -> Instant {
+    let left = deadline.saturating_duration_since(now);
+    deadline - HAND_OVER_MARGIN.min(left / 4)
 }
 
 /// The one place that builds an answer to the sidecar.
@@ -255,7 +309,13 @@ impl AppCallback for Callback {
                 pubsub.to_owned()
             });
             let raw = subscription.envelope_form() == Envelope::Raw;
-            subscriptions.push(declared(pubsub, topic, &dead, raw));
+            let live = declared(pubsub, topic, &dead, raw);
+            subscriptions.push(api::TopicSubscription {
+                bulk_subscribe: subscription.asks_for_bulk().map(bulk_subscribe),
+                ..live
+            });
+            // One at a time, always: it is retried without an end, so one dead letter that cannot
+            // be taken in yet would hold up the batch it came in and all that follow.
             subscriptions.push(declared(&second, &dead, &identity.unreadable_topic(topic), raw));
         }
         Ok(Response::new(api::ListTopicSubscriptionsResponse { subscriptions }))
@@ -270,7 +330,8 @@ impl AppCallback for Callback {
         let metadata = metadata_of(request.metadata());
         let event = request.into_inner();
         let (pubsub, topic) = (event.pubsub_name.clone(), event.topic.clone());
-        let answer = self.deliver(&pubsub, topic, arrival_of(event, metadata), deadline).await;
+        let arrival = arrival_of(event, metadata);
+        let answer = self.deliver(Call::Single, &pubsub, topic, arrival, deadline).await;
         Ok(Response::new(api::TopicEventResponse { status: status_of(answer)? as i32 }))
     }
 
@@ -343,6 +404,14 @@ impl AppCallbackHealthCheck for Callback {
     }
 }
 
+fn bulk_subscribe(bulk: Bulk) -> api::BulkSubscribeConfig {
+    api::BulkSubscribeConfig {
+        enabled: true,
+        max_messages_count: bulk.max_messages.into(),
+        max_await_duration_ms: bulk.await_ms.into(),
+    }
+}
+
 fn declared(
     pubsub: &str,
     topic: &str,
@@ -361,35 +430,4 @@ fn declared(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::outcome::{Category, reason};
-
-    #[test]
-    fn only_what_is_on_disk_is_acknowledged() {
-        let table = [
-            (Outcome::Processed, Answer::Success),
-            (Outcome::Duplicate, Answer::Success),
-            (Outcome::Linked, Answer::Success),
-            (Outcome::Ignored, Answer::Success),
-            (Outcome::Quarantined(Category::Invalid), Answer::Success),
-            (Outcome::Recovering, Answer::Success),
-            (Outcome::Retrying(reason::HANDLER_FAILED), Answer::Retry),
-            (Outcome::Busy, Answer::Retry),
-            (Outcome::StoreAway, Answer::Unavailable),
-        ];
-        for (outcome, answer) in &table {
-            assert_eq!(answer_to(outcome), *answer, "{outcome:?}");
-            let with_a_good_one = [Outcome::Processed, outcome.clone(), Outcome::Processed];
-            assert_eq!(answer_of(&with_a_good_one), *answer, "{outcome:?} among good ones");
-        }
-        assert_eq!(answer_of(&[]), Answer::Success, "an empty batch has nothing to lose");
-    }
-
-    #[test]
-    fn a_store_that_is_away_answers_unavailable_and_nothing_answers_unimplemented() {
-        assert_eq!(status_of(Answer::Success).unwrap() as i32, 0);
-        assert_eq!(status_of(Answer::Retry).unwrap() as i32, 1);
-        assert_eq!(status_of(Answer::Unavailable).unwrap_err().code(), tonic::Code::Unavailable);
-    }
-}
+mod tests;

@@ -116,7 +116,9 @@ impl Ledger<'_> {
         incoming: &Incoming,
         happening: &Happening,
     ) -> Result<Option<gates::AtGate>, StoreError> {
-        let Happening::Failed(_, code) = happening else { return Ok(None) };
+        let (Happening::Failed(_, code) | Happening::FailedInBulk(_, code)) = happening else {
+            return Ok(None);
+        };
         let Ledger { sql, now, .. } = *self;
         gates::AtGate::look(sql, &incoming.subscription, code, incoming.key, now).map(Some)
     }

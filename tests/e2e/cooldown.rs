@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 
 use rusqlite::{Connection, OpenFlags};
 
-use crate::harness::{DEAD, LATER, SOON, Setup, World, event_id, eventually, placed, read, secs};
+use crate::harness::{
+    DEAD, LATER, SOON, Setup, World, becomes, event_id, eventually, placed, read, secs,
+};
 use crate::inventory::Rule;
 
 // What the shipped resiliency.yaml says; `shipped` looks that it still does.
@@ -17,6 +19,24 @@ const WAIT_MAX_SECS: f64 = 10.0;
 const TRIP: usize = 15;
 const OPEN_SECS: f64 = 10.0;
 
+/// In bulk the sidecar has nothing to retry, and nothing opens its breaker.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn in_bulk_the_sidecar_retries_nothing_and_its_breaker_stays_closed() {
+    let world = Setup::redis().in_bulk().start().await;
+    world.inventory.set_fallback(Rule::FailAlways);
+    for n in 0..2 * TRIP {
+        let order = n.to_string();
+        world.publish(&placed(&order)).await;
+        let failures = async || live_failures(&world, &order);
+        becomes(SOON, "live failures", 1, failures).await;
+    }
+    becomes(SOON, "unacknowledged", 0, async || world.unacknowledged()).await;
+    assert!(changes(&world).is_empty(), "{:?}", changes(&world));
+    assert_eq!(world.published(DEAD), 0);
+    assert_eq!(live_failure_times(&world).len(), 2 * TRIP, "one each");
+}
+
+/// About single deliveries, whatever the other tests do.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_breaker_cools_down_as_the_readme_says() {
     let policies = read("resiliency.yaml");
@@ -45,7 +65,7 @@ async fn waits_between_retries() -> Table {
     const EVERY: Duration = Duration::from_millis(30);
     /// Two calls and what is written between them, on a machine that has other things to do.
     const ON_THE_WAY_SECS: f64 = 0.3;
-    let world = Setup::redis().start().await;
+    let world = Setup::redis().one_by_one().start().await;
     let bad: Vec<String> = (0..BAD).map(|n| format!("bad-{n:02}")).collect();
     for order in &bad {
         world.inventory.set(order, Rule::FailAlways);
@@ -105,7 +125,7 @@ async fn what_an_open_breaker_does() -> Table {
     ];
     /// Calls that were under way when it opened, and their way into the store.
     const UNDER_WAY_SECS: f64 = 0.5;
-    let world = Setup::redis().start().await;
+    let world = Setup::redis().one_by_one().start().await;
     world.inventory.set_fallback(Rule::FailAlways);
     let mut sent = 0;
     let mut last = Vec::new();

@@ -1,6 +1,5 @@
 //! The service killed (-9) at the worst moments.
 
-use futures::future::join_all;
 use serde_json::Value;
 
 use crate::harness::{ACCEPTED, LATER, POISON, SOON, Setup, becomes, placed, secs};
@@ -13,7 +12,7 @@ async fn twenty_orders_in_hand_when_the_service_dies_for_five_seconds_are_proces
     let all: Vec<String> = (0..25).map(|n| format!("10{n:02}")).collect();
     let events: Vec<Value> = all.iter().map(|order| placed(order)).collect();
     let (in_hand, meanwhile) = events.split_at(20);
-    join_all(in_hand.iter().map(|event| world.publish(event))).await;
+    world.publish_at_once(in_hand).await;
     becomes(SOON, "in hand", 20, async || world.inventory.calls().len()).await;
 
     world.kill_app();

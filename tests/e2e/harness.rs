@@ -3,8 +3,10 @@
 //!
 //! The sidecar's arguments and the service's environment come from the top-level `dapr.yaml`, the
 //! component files and `resiliency.yaml` from `components/`; only ports are changed, and what a
-//! test says with [`Setup::env`] and [`Setup::edit`].
+//! test says with [`Setup::env`] and [`Setup::edit`]. Orders come one by one, or in bulk where a test
+//! or the environment says so (`bulk.rs`).
 
+mod bulk;
 mod calls;
 mod disk;
 mod ends;
@@ -70,6 +72,7 @@ pub struct Setup {
     has_lines: bool,
     has_health_check: bool,
     redis_port: Option<u16>,
+    is_bulk: bool,
 }
 
 impl Setup {
@@ -86,6 +89,7 @@ impl Setup {
             has_lines: false,
             has_health_check: true,
             redis_port: None,
+            is_bulk: bulk::is_asked_for(),
         }
     }
 
@@ -190,6 +194,8 @@ pub struct World {
     app_starts: usize,
     daprd_starts: usize,
     http: reqwest::Client,
+    /// Orders come in bulk.
+    pub is_bulk: bool,
     directory: tempfile::TempDir,
     /// A world beside another counts with it.
     _slot: Option<SemaphorePermit<'static>>,
@@ -240,6 +246,7 @@ impl World {
             app_starts: 0,
             daprd_starts: 0,
             http: reqwest::Client::builder().no_proxy().timeout(SOON).build().unwrap(),
+            is_bulk: setup.is_bulk,
             directory,
             _slot: slot,
         };
@@ -400,6 +407,9 @@ fn how_to_run(
     choices.env.extend(own.map(|(name, value)| (name.to_owned(), value)));
     if setup.has_inventory {
         choices.env.insert("BACKSTOP_ORDERS_INVENTORY_URL".to_owned(), inventory.url());
+    }
+    if setup.is_bulk {
+        choices.env.insert("BACKSTOP_ORDERS_BULK".to_owned(), "on".to_owned());
     }
     choices.env.extend(setup.env.iter().cloned());
     app.run(&choices)

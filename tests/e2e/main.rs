@@ -17,6 +17,7 @@
 
 mod batches;
 mod breaker;
+mod bulk;
 mod cooldown;
 mod crash_loops;
 mod crashes;

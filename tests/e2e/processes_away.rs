@@ -72,7 +72,7 @@ async fn away_for(killed: Killed, away: Duration, health_check: bool) {
     let orders: Vec<String> = (0..IN_HAND + MEANWHILE).map(|n| format!("{n:03}")).collect();
     let events: Vec<Value> = orders.iter().map(|order| placed(order)).collect();
     let (in_hand, meanwhile) = events.split_at(IN_HAND);
-    join_all(in_hand.iter().map(|event| world.publish(event))).await;
+    world.publish_at_once(in_hand).await;
     becomes(SOON, "in hand", IN_HAND, async || world.inventory.calls().len()).await;
     kill(&mut world, killed);
     assert_eq!(world.database.order_count(), 0, "all are still in hand");

@@ -65,14 +65,42 @@ fn a_handler_whose_calls_must_not_be_repeated_keeps_every_promise_with_one_fault
     search_and_follow(Settings { drains: true, gates: true, ..settings }, 11_331);
 }
 
+#[test]
+fn batches_of_a_handler_inside_the_transaction_keep_every_promise_with_two_faults() {
+    let settings = Settings::of_the_design(Handler::Inside, 2);
+    search_and_follow(Settings { bulk: true, drains: true, gates: true, ..settings }, 20_570);
+}
+
+#[test]
+fn batches_at_two_processes_on_one_store_keep_every_promise_with_one_fault() {
+    let settings = Settings::of_the_design(Handler::Inside, 1);
+    search_and_follow(Settings { bulk: true, replicas: 2, ..settings }, 11_533);
+}
+
+#[test]
+fn batches_of_a_handler_whose_calls_may_be_repeated_keep_every_promise_with_one_fault() {
+    let settings = Settings::of_the_design(Handler::Repeatable, 1);
+    let settings = Settings { recoveries_max: 2, attempts_live_max: 3, ..settings };
+    search_and_follow(Settings { bulk: true, drains: true, gates: true, ..settings }, 8_770);
+}
+
+#[test]
+fn batches_of_a_handler_whose_calls_must_not_be_repeated_keep_every_promise_with_one_fault() {
+    let settings = Settings::of_the_design(Handler::Once, 1);
+    let settings = Settings { recoveries_max: 2, attempts_live_max: 3, ..settings };
+    search_and_follow(Settings { bulk: true, drains: true, gates: true, ..settings }, 5_619);
+}
+
 /// Longer histories with more of everything, far beyond what can be searched. The last seed comes
 /// from the clock; a failure names its seed, which repeats it when it is put into the list.
 #[test]
 fn the_store_follows_the_model_through_long_histories_by_chance() {
     let today = Clock::System.now().0.unsigned_abs();
-    for seed in [1, 2, today] {
-        for handler in [Handler::Inside, Handler::Repeatable, Handler::Once] {
+    let handlers = [Handler::Inside, Handler::Repeatable, Handler::Once];
+    for (seed, bulk) in [1, 2, today].into_iter().flat_map(|seed| [(seed, false), (seed, true)]) {
+        for handler in handlers {
             let settings = Settings {
+                bulk,
                 replicas: 2,
                 sidecar_retries: 2,
                 attempts_live_max: 4,
@@ -85,8 +113,8 @@ fn the_store_follows_the_model_through_long_histories_by_chance() {
                 ..Settings::of_the_design(handler, 8)
             };
             let walked = by_chance(settings, seed, 100, 60)
-                .unwrap_or_else(|difference| panic!("seed {seed}, {handler:?}: {difference}"));
-            println!("seed {seed}, {handler:?}: {walked:?}");
+                .unwrap_or_else(|how| panic!("seed {seed}, {handler:?}, bulk {bulk}: {how}"));
+            println!("seed {seed}, {handler:?}, bulk {bulk}: {walked:?}");
         }
     }
 }

@@ -76,6 +76,21 @@ impl Redis {
         self.command(&[b"XADD", stream.as_bytes(), b"*", b"data", data]);
     }
 
+    /// The same with several, in one transaction: they are read together.
+    pub fn add_at_once(&self, stream: &str, data: &[Vec<u8>]) {
+        let added: Vec<[&[u8]; 5]> = data
+            .iter()
+            .map(|data| [b"XADD".as_slice(), stream.as_bytes(), b"*", b"data", data])
+            .collect();
+        let begin: &[&[u8]] = &[b"MULTI"];
+        let end: &[&[u8]] = &[b"EXEC"];
+        let commands = [begin].into_iter().chain(added.iter().map(|words| words.as_slice()));
+        let commands: Vec<&[&[u8]]> = commands.chain([end]).collect();
+        for reply in self.try_commands(&commands) {
+            reply.unwrap_or_else(|error| panic!("redis: {error}"));
+        }
+    }
+
     /// The same with the broker's metadata, a JSON object of strings.
     pub fn add_with_metadata(&self, stream: &str, data: &[u8], metadata: &str) {
         let metadata = metadata.as_bytes();
@@ -129,16 +144,25 @@ impl Redis {
     }
 
     fn try_command(&self, words: &[&[u8]]) -> Result<Reply, String> {
+        self.try_commands(&[words]).remove(0)
+    }
+
+    /// Sends commands over one connection, and gives the answer to each.
+    fn try_commands(&self, commands: &[&[&[u8]]]) -> Vec<Result<Reply, String>> {
         let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port)).unwrap();
         stream.set_read_timeout(Some(COMMAND_TIMEOUT)).unwrap();
-        let mut request = format!("*{}\r\n", words.len()).into_bytes();
-        for word in words {
-            request.extend(format!("${}\r\n", word.len()).as_bytes());
-            request.extend(*word);
-            request.extend(b"\r\n");
+        let mut request = Vec::new();
+        for words in commands {
+            request.extend(format!("*{}\r\n", words.len()).as_bytes());
+            for word in *words {
+                request.extend(format!("${}\r\n", word.len()).as_bytes());
+                request.extend(*word);
+                request.extend(b"\r\n");
+            }
         }
         (&stream).write_all(&request).unwrap();
-        read_reply(&mut BufReader::new(stream))
+        let mut answers = BufReader::new(stream);
+        commands.iter().map(|_| read_reply(&mut answers)).collect()
     }
 }
 

@@ -72,7 +72,17 @@ impl World {
 
     /// The sum of a counter over every line that has these labels; 0 when there is none.
     pub async fn metric(&self, name: &str, labels: &[(&str, &str)]) -> u64 {
-        let url = format!("http://127.0.0.1:{}/metrics", self.ports.http);
+        self.metric_at(self.ports.http, name, labels).await
+    }
+
+    /// How many batches the sidecar has handed over.
+    pub async fn batches(&self) -> u64 {
+        let name = "dapr_component_pubsub_ingress_bulk_count";
+        self.metric_at(self.ports.dapr.metrics, name, &[]).await
+    }
+
+    async fn metric_at(&self, port: u16, name: &str, labels: &[(&str, &str)]) -> u64 {
+        let url = format!("http://127.0.0.1:{port}/metrics");
         let text = self.http.get(url).send().await.unwrap().text().await.unwrap();
         let wanted: Vec<String> =
             labels.iter().map(|(label, value)| format!("{label}=\"{value}\"")).collect();

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use rusqlite::Connection;
 
 use super::super::{configure, migrate, take_over};
-use super::machine::{Case, Handler, Row, Run, Settings, Standing, World};
+use super::machine::{Case, Handler, Row, Run, Settings, Standing, Starter, World};
 use super::step::{Happens, Step, Told};
 use crate::backoff::Backoff;
 use crate::clock::Timestamp;
@@ -115,8 +115,15 @@ impl Store {
                 take_over(&self.connection).map_err(text)?;
                 Told::NotAsked
             }
+            Happens::TwinIsHandedOver { .. } | Happens::DeliveryIsHandedOver { .. } => {
+                self.happen(&Happening::HandedOver, None, *now)?
+            }
             Happens::DeliveryClaims(_) => self.happen(&Happening::LiveClaim, None, *now)?,
             Happens::RunCommits(run) => self.commit(run, step.told, *now)?,
+            Happens::RunFails(run) if self.settings.bulk && run.starter == Starter::Delivery => {
+                let failed = Happening::FailedInBulk(authority(run), FAILED);
+                self.happen(&failed, Some(&FAILED), *now)?
+            }
             Happens::RunFails(run) => {
                 self.happen(&Happening::Failed(authority(run), FAILED), Some(&FAILED), *now)?
             }

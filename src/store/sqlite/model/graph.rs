@@ -177,7 +177,9 @@ fn broken_promise(before: &World, step: &Step, settings: &Settings) -> Option<&'
 fn acknowledges(happens: Happens) -> bool {
     match happens {
         Happens::AnswerArrives(run) => run.awaited && run.phase == Phase::TellsSuccess,
-        Happens::DeadLetterArrives { answer_lost } => !answer_lost,
+        Happens::DeadLetterArrives { answer_lost }
+        | Happens::TwinIsHandedOver { answer_lost }
+        | Happens::DeliveryIsHandedOver { answer_lost, .. } => !answer_lost,
         _ => false,
     }
 }

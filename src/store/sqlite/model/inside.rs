@@ -10,6 +10,9 @@ pub(super) fn steps(steps: &mut Steps<'_>) {
     time(steps);
     recovery(steps);
     person(steps);
+    if steps.settings.bulk {
+        twins_in_bulk(steps);
+    }
     let mut runs = steps.before.runs.clone();
     runs.dedup();
     for run in runs {
@@ -22,7 +25,11 @@ pub(super) fn steps(steps: &mut Steps<'_>) {
             }
             Phase::Rejected => rejection(steps, run),
             Phase::Claimed | Phase::Handling => give_back(steps, run),
-            Phase::TellsSuccess | Phase::TellsRetry => {}
+            Phase::TellsSuccess | Phase::TellsRetry | Phase::HandsOver => {}
+        }
+        let open = run.awaited && run.may_write();
+        if steps.settings.bulk && (open || run.phase == Phase::HandsOver) {
+            delivery_in_bulk(steps, run);
         }
     }
 }
@@ -205,6 +212,62 @@ fn person(steps: &mut Steps<'_>) {
     }
 }
 
+/// A twin waits for the run of another delivery, at most to its deadline.
+fn twins_in_bulk(steps: &mut Steps<'_>) {
+    let world = steps.before;
+    let is_twin = world.runs.iter().any(|run| run.starter == Starter::Delivery);
+    let mut waiting = world.waiting.clone();
+    waiting.dedup();
+    for calls in waiting.into_iter().filter(|_| is_twin) {
+        let happens = |answer_lost| Happens::TwinIsHandedOver { answer_lost };
+        let leaves = |world: &mut World| world.remove_waiting(calls);
+        is_handed_over(steps, Nature::Benign, calls - 1, happens, leaves);
+    }
+}
+
+/// A run that is still on at the deadline goes on afterwards; a claim that was given back is over.
+fn delivery_in_bulk(steps: &mut Steps<'_>, run: Run) {
+    let happens = |answer_lost| Happens::DeliveryIsHandedOver { run, answer_lost };
+    if run.phase == Phase::HandsOver {
+        let leaves = |world: &mut World| world.remove_run(run);
+        is_handed_over(steps, Nature::Benign, run.calls_left, happens, leaves);
+    } else {
+        let goes_on = Run { awaited: false, calls_left: 0, ..run };
+        let leaves = |world: &mut World| world.replace_run(run, goes_on);
+        is_handed_over(steps, Nature::Trouble, run.calls_left, happens, leaves);
+    }
+}
+
+/// The sidecar is told SUCCESS about a delivery in a batch: what it leaves open goes to recovery,
+/// unless it is over or claimed.
+fn is_handed_over(
+    steps: &mut Steps<'_>,
+    nature: Nature,
+    calls_left: u8,
+    happens: impl Fn(bool) -> Happens,
+    leaves: impl Fn(&mut World),
+) {
+    let settings = steps.settings;
+    let told = if steps.before.is_open() { Told::Recovering } else { Told::Nothing };
+    let hand_over = |world: &mut World| {
+        if told == Told::Recovering {
+            let first = world.row.is_none();
+            world.put(State::Recovering).never_attempted = first;
+        }
+        leaves(world);
+    };
+    steps.add(nature, happens(false), told, |world| {
+        hand_over(world);
+        world.broker_holds = false;
+    });
+    if steps.may_break() {
+        steps.add(Nature::Fault, happens(true), told, |world| {
+            hand_over(world);
+            world.retry(calls_left, settings);
+        });
+    }
+}
+
 fn claim(steps: &mut Steps<'_>, run: Run) {
     let happens = Happens::DeliveryClaims(run);
     if steps.before.is_open() {
@@ -248,6 +311,7 @@ fn failure(steps: &mut Steps<'_>, run: Run) {
         _ if unknown => Told::Quarantined,
         Starter::Recovery if row.recoveries >= settings.recoveries_max => Told::Quarantined,
         Starter::Recovery => Told::Recovering,
+        Starter::Delivery if settings.bulk => Told::Recovering,
         Starter::Delivery if row.attempts + 1 >= settings.attempts_live_max => Told::Recovering,
         Starter::Delivery => Told::Retrying,
     };
@@ -310,13 +374,15 @@ fn give_back(steps: &mut Steps<'_>, run: Run) {
         (true, Starter::Recovery) => Told::Recovering,
         (true, Starter::Delivery) => Told::Retrying,
     };
+    // When nobody awaits it any more it is left to the guard time.
+    let in_bulk = steps.settings.bulk && run.awaited;
     steps.add(Nature::Fault, Happens::ClaimIsGivenBack(run), told, |world| {
         let mut phase = Phase::TellsSuccess;
         match told {
             Told::Recovering => world.put(State::Recovering).recoveries -= 1,
             Told::Retrying => {
                 world.put(State::Retrying);
-                phase = Phase::TellsRetry;
+                phase = if in_bulk { Phase::HandsOver } else { Phase::TellsRetry };
             }
             // It was not the outcome of this run that is unknown: the case stays what it was.
             Told::Reopened => world.quarantine(false),

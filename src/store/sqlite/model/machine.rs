@@ -39,6 +39,8 @@ pub(super) struct Settings {
     pub drains: bool,
     /// Whether a gate may close: other messages fail with the same code.
     pub gates: bool,
+    /// Whether deliveries come in batches: none is answered RETRY.
+    pub bulk: bool,
 }
 
 impl Settings {
@@ -58,6 +60,7 @@ impl Settings {
             pauses: true,
             drains: false,
             gates: false,
+            bulk: false,
         }
     }
 
@@ -128,6 +131,8 @@ pub(super) enum Phase {
     TellsSuccess,
     /// Its failure is on disk, and the sidecar is being told RETRY.
     TellsRetry,
+    /// The same in a batch: it is about to be handed over instead.
+    HandsOver,
 }
 
 /// One run of the handler, or a delivery on its way to one.
@@ -147,7 +152,7 @@ pub(super) struct Run {
 impl Run {
     /// Whether it can still write about the message.
     pub(super) fn may_write(self) -> bool {
-        !matches!(self.phase, Phase::TellsSuccess | Phase::TellsRetry)
+        !matches!(self.phase, Phase::TellsSuccess | Phase::TellsRetry | Phase::HandsOver)
     }
 }
 

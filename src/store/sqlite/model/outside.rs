@@ -62,12 +62,12 @@ fn sidecar(steps: &mut Steps<'_>) {
                 .runs
                 .iter()
                 .any(|run| run.starter == Starter::Delivery && run.replica == replica);
-            if has_twin {
+            if has_twin && !settings.bulk {
                 steps.add(Nature::Benign, Happens::TwinIsToldRetry, Told::NotAsked, |world| {
                     world.remove_waiting(calls);
                     world.retry(calls - 1, settings);
                 });
-            } else if steps.has_room() {
+            } else if !has_twin && steps.has_room() {
                 let phase = if settings.claims_first() { Phase::Arrived } else { Phase::Handling };
                 let run = Run {
                     starter: Starter::Delivery,

@@ -13,6 +13,7 @@ pub(super) enum Happens {
     SidecarPublishesDeadLetterAtOnce,
     SidecarDies,
     TwinIsToldRetry,
+    TwinIsHandedOver { answer_lost: bool },
     DeliveryArrives { replica: u8 },
     SidecarStopsWaiting(Run),
     HandlerEnds(Run, Phase),
@@ -27,6 +28,7 @@ pub(super) enum Happens {
     LeaseOfPausedRunEnds,
 
     DeliveryClaims(Run),
+    DeliveryIsHandedOver { run: Run, answer_lost: bool },
     RunCommits(Run),
     RunFails(Run),
     RunFailsAtClosedGate(Run),
@@ -142,6 +144,7 @@ impl fmt::Display for Run {
 
 impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let lost = |lost: bool| if lost { ", and its answer is lost" } else { "" };
         let end = |phase: &Phase| match phase {
             Phase::Succeeded => "succeeds",
             Phase::Rejected => "says never",
@@ -188,6 +191,12 @@ impl fmt::Display for Step {
             }
             Happens::LeaseOfPausedRunEnds => {
                 write!(f, "The lease ends while its run is paused, and will go on")
+            }
+            Happens::TwinIsHandedOver { answer_lost } => {
+                write!(f, "A twin is handed over at its deadline{}", lost(*answer_lost))
+            }
+            Happens::DeliveryIsHandedOver { run, answer_lost } => {
+                write!(f, "{run} is handed over while it is on{}", lost(*answer_lost))
             }
             Happens::DeliveryClaims(run) => write!(f, "{run} claims"),
             Happens::RunCommits(run) => write!(f, "{run} commits"),

@@ -51,6 +51,9 @@ fn without_its_sender(happens: Happens) -> Happens {
         Happens::RunDoesNotKnow(run) => Happens::RunDoesNotKnow(as_the_store_sees_it(run)),
         Happens::ClaimIsGivenBack(run) => Happens::ClaimIsGivenBack(as_the_store_sees_it(run)),
         Happens::DeadLetterArrives { .. } => Happens::DeadLetterArrives { answer_lost: false },
+        Happens::TwinIsHandedOver { .. } | Happens::DeliveryIsHandedOver { .. } => {
+            Happens::TwinIsHandedOver { answer_lost: false }
+        }
         Happens::RecoveryClaims { .. } => Happens::RecoveryClaims { replica: 0 },
         other => other,
     }

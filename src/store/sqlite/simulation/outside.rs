@@ -77,6 +77,11 @@ impl World<'_> {
         if !refused {
             self.must_be_on_disk(number)?;
         }
+        // **A message in a batch is never answered RETRY**, so none holds up its topic.
+        let retries = matches!(outcome, Outcome::Retrying(_) | Outcome::Busy);
+        if self.settings.bulk && run.awaited && retries {
+            return Err(format!("message {number} of a batch is answered RETRY"));
+        }
         let lost = self.breaks(6);
         self.say(format!(
             "{:?} of message {number} is answered {} ({}){}",
@@ -142,7 +147,7 @@ impl World<'_> {
         let number = self.some_message();
         let on_disk = self.is_on_disk(number)?;
         let message = &mut self.messages[number];
-        match self.random.between(1, 7) {
+        match self.random.between(1, if self.settings.bulk { 8 } else { 7 }) {
             1 if message.dead_letters > 0 => {
                 message.dead_letters += 1;
                 self.say(format!("the dead letter of message {number} is doubled"));
@@ -172,6 +177,7 @@ impl World<'_> {
                 let state = if self.breaker_open { "opens" } else { "closes" };
                 self.say(format!("the sidecar's breaker {state}"));
             }
+            8 => self.deadline_passes(number)?,
             _ => {}
         }
         Ok(())

@@ -69,7 +69,13 @@ impl World<'_> {
             return Ok(Some(Outcome::StoreAway));
         }
         if twin && !self.settings.twins {
-            return Ok(Some(Outcome::Busy));
+            // In a batch it has waited to its deadline.
+            let bulk = self.settings.bulk && awaited;
+            return if bulk {
+                self.is_handed_over(number).map(Some)
+            } else {
+                Ok(Some(Outcome::Busy))
+            };
         }
         if let Some(outcome) = self.standing(number)? {
             return Ok(Some(outcome));
@@ -81,6 +87,30 @@ impl World<'_> {
             self.begin_run(number, Lane::Live, Authority::Delivery, awaited, Stage::Handling);
         self.say(format!("run {name} handles message {number}"));
         Ok(None)
+    }
+
+    /// A delivery in a batch leaves something open.
+    fn is_handed_over(&mut self, number: usize) -> Step<Outcome> {
+        if let Some(outcome) = self.standing(number)? {
+            return Ok(outcome);
+        }
+        self.say(format!("message {number} is handed over"));
+        let incoming = Arc::clone(&self.messages[number].incoming);
+        self.happens(number, &incoming, &Happening::HandedOver, None)
+    }
+
+    /// A run in a batch has no end by its deadline, and goes on without its call.
+    pub(super) fn deadline_passes(&mut self, number: usize) -> Step {
+        let is_on = |stage: &Stage| !matches!(stage, Stage::Answering(_));
+        let mut runs = self.runs.iter_mut();
+        let late = runs.find(|run| run.message == number && run.awaited && is_on(&run.stage));
+        let Some(late) = late else { return Ok(()) };
+        late.awaited = false;
+        let name = late.name;
+        self.say(format!("run {name} has no end by its deadline"));
+        let outcome = self.is_handed_over(number)?;
+        self.judged(number, Lane::Live, true, outcome);
+        Ok(())
     }
 
     fn claims_live(&mut self, number: usize, awaited: bool) -> Step<Option<Outcome>> {
@@ -188,7 +218,11 @@ impl World<'_> {
         let (number, lane) = (run.message, run.lane);
         let Authority::Run(claim) = run.authority else { return Err("no claim to give".into()) };
         let incoming = Arc::clone(&self.messages[number].incoming);
-        let outcome = self.happens(number, &incoming, &Happening::Released(claim), None)?;
+        let awaited = run.awaited;
+        let mut outcome = self.happens(number, &incoming, &Happening::Released(claim), None)?;
+        if self.settings.bulk && awaited && matches!(outcome, Outcome::Retrying(_)) {
+            outcome = self.is_handed_over(number)?;
+        }
         if lane == Lane::Recovery && outcome == Outcome::Recovering {
             self.messages[number].spent -= 1;
         }
@@ -206,7 +240,11 @@ impl World<'_> {
             Lane::Recovery => recoveries(self.store.row(incoming.key)?),
             _ => 0,
         };
-        let failed = |code: &Code| Happening::Failed(authority, code.clone());
+        let in_bulk = self.settings.bulk && lane == Lane::Live;
+        let failed = |code: &Code| match in_bulk {
+            true => Happening::FailedInBulk(authority, code.clone()),
+            false => Happening::Failed(authority, code.clone()),
+        };
         let outcome = match handled {
             Handled::Effects { sound } => match self.commits(number, authority, sound)? {
                 Some(Committed::Yes) => Outcome::Processed,

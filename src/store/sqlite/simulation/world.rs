@@ -106,6 +106,8 @@ pub(super) struct Settings {
     pub claims: bool,
     /// Deliveries of one message do not wait for each other, as in two processes.
     pub twins: bool,
+    /// Deliveries come in batches: none is answered RETRY.
+    pub bulk: bool,
     /// How often a write fails, in percent.
     pub store_fails: u32,
     pub steps: usize,
@@ -161,17 +163,19 @@ impl<'s> World<'s> {
             sidecar_retries: random.between(0, 4),
             claims,
             twins: random.percent(30),
+            bulk: seed.is_multiple_of(3),
             store_fails: if random.percent(30) { 15 } else { 3 },
             steps: usize::try_from(random.between(16, 36)).unwrap_or(30),
         };
         history.push(format!(
             "{count} messages are published; {} live attempts, {} recoveries, {} retries of the \
-             sidecar{}{}{}",
+             sidecar{}{}{}{}",
             limits.attempts_live_max,
             limits.recoveries_max,
             settings.sidecar_retries,
             if claims { "; every delivery claims" } else { "" },
             if settings.twins { "; twins run side by side" } else { "" },
+            if settings.bulk { "; deliveries come in batches" } else { "" },
             if away.is_some() { "; the dependency is away" } else { "" },
         ));
         Self {
