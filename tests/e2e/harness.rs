@@ -61,6 +61,7 @@ const FORGOTTEN: [&str; 5] = ["BACKSTOP_", "DAPR_", "APP_", "OTEL_", "NAMESPACE"
 static WORLDS: Semaphore = Semaphore::const_new(3);
 
 /// What a test wants different from the shipped files.
+#[allow(clippy::struct_excessive_bools, reason = "each is about another part of the world")]
 pub struct Setup {
     components: &'static str,
     env: Vec<(String, String)>,

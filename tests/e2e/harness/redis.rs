@@ -84,7 +84,7 @@ impl Redis {
             .collect();
         let begin: &[&[u8]] = &[b"MULTI"];
         let end: &[&[u8]] = &[b"EXEC"];
-        let commands = [begin].into_iter().chain(added.iter().map(|words| words.as_slice()));
+        let commands = [begin].into_iter().chain(added.iter().map(<[_; 5]>::as_slice));
         let commands: Vec<&[&[u8]]> = commands.chain([end]).collect();
         for reply in self.try_commands(&commands) {
             reply.unwrap_or_else(|error| panic!("redis: {error}"));

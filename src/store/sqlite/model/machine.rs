@@ -15,6 +15,7 @@ pub(super) enum Handler {
 
 /// The bounds of one search. Small numbers find what large ones hide.
 #[derive(Clone, Copy, Debug)]
+#[allow(clippy::struct_excessive_bools, reason = "each lets one more thing happen")]
 pub(super) struct Settings {
     pub handler: Handler,
     /// Processes of the consumer that share the store.

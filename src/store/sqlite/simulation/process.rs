@@ -241,9 +241,9 @@ impl World<'_> {
             _ => 0,
         };
         let in_bulk = self.settings.bulk && lane == Lane::Live;
-        let failed = |code: &Code| match in_bulk {
-            true => Happening::FailedInBulk(authority, code.clone()),
-            false => Happening::Failed(authority, code.clone()),
+        let failed = |code: &Code| {
+            let happening = if in_bulk { Happening::FailedInBulk } else { Happening::Failed };
+            happening(authority, code.clone())
         };
         let outcome = match handled {
             Handled::Effects { sound } => match self.commits(number, authority, sound)? {
