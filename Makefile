@@ -3,6 +3,9 @@
 BROKER ?= in-memory
 BROKERS := in-memory redis
 
+# End-to-end tests wait more than they work.
+TEST_THREADS := 4
+
 .DEFAULT_GOAL := help
 .PHONY: help run test soak fuzz lint doc bench bench-smoke bench-build clean-run need-cargo need-broker
 
@@ -18,6 +21,7 @@ run: need-cargo need-broker ## show the main job on real input, then keep runnin
 test: need-cargo ## all tests, against a real sidecar, Redis and PostgreSQL
 	@deploy/local/install.sh redis-server postgresql openssl
 	@DAPRD="$$(deploy/local/find-daprd.sh)" && export DAPRD && \
+	export RUST_TEST_THREADS="$${RUST_TEST_THREADS:-$(TEST_THREADS)}" && \
 	cargo test --features failpoints && \
 	for broker in $(BROKERS); do cargo run --example local -- --broker "$$broker" --once || exit 1; done
 
