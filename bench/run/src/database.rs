@@ -31,7 +31,7 @@ pub enum Database {
 
 /// PostgreSQL's settings that differ from its defaults: the same in every cell. Durability is the
 /// default (fsync and synchronous_commit on).
-const SETTINGS: [&str; 7] = [
+const SETTINGS: [&str; 8] = [
     "listen_addresses=127.0.0.1",
     "unix_socket_directories=",
     "max_connections=100",
@@ -39,6 +39,8 @@ const SETTINGS: [&str; 7] = [
     "max_wal_size=8GB",
     "checkpoint_timeout=30min",
     "wal_sync_method=fdatasync",
+    // Backstop's tables are in a schema of its own, the peers' in the usual one.
+    "search_path=backstop,public",
 ];
 const START_LIMIT: Duration = Duration::from_secs(30);
 

@@ -57,9 +57,9 @@ pub async fn run(cell: &Cell<'_>, direct: &Direct) -> anyhow::Result<Figures> {
         "{} events unsettled, {} dropped: {}",
         done.unsettled,
         done.dropped,
-        done.error.unwrap_or_default()
+        done.error.clone().unwrap_or_default()
     );
-    ensure!(events > 0, "no event was settled while measuring");
+    ensure!(events > 0, "nothing was settled while measuring: {}", done.error.unwrap_or_default());
     let expected = Expected {
         stream: Stream::new(cell.seed, direct.dirty),
         sent: done.sent,

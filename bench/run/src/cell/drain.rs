@@ -14,7 +14,7 @@ use crate::cpu::{self, Part};
 use crate::daprd::{APP_ID, Daprd, Ports, Redis};
 use crate::database::fsyncs;
 use crate::generator::Generator;
-use crate::process::free_ports;
+use crate::process::{Process, free_ports};
 use crate::record::Figures;
 
 const PUBLISH_LIMIT: Duration = Duration::from_secs(120);
@@ -47,12 +47,12 @@ pub async fn run(cell: &Cell<'_>) -> anyhow::Result<Figures> {
 
     let (first, last) = (count * FROM_TENTHS / 10, count * UNTIL_TENTHS / 10);
     let watch = Watch::open(&cell.database).await?;
-    let seen_first = wait_for(&watch, first).await?;
+    let seen_first = wait_for(&watch, &app, first).await?;
     let (before, fsyncs_before, from) = (families.used(), fsyncs(&cell.directory), Instant::now());
-    let seen_last = wait_for(&watch, last).await?;
+    let seen_last = wait_for(&watch, &app, last).await?;
     let (after, fsyncs_after, until) = (families.used(), fsyncs(&cell.directory), Instant::now());
     // Numbers may be left out, so the end is counted.
-    wait_for(&watch, count).await?;
+    wait_for(&watch, &app, count).await?;
     while watch.effects().await? < count {
         ensure!(from.elapsed() < PUBLISH_LIMIT, "{} of {count} effects", watch.effects().await?);
         tokio::time::sleep(LOOK_EVERY).await;
@@ -96,7 +96,7 @@ async fn fill(cell: &Cell<'_>, redis: &Redis, count: u64) -> anyhow::Result<()> 
 }
 
 /// Waits until there are about so many effects; tells how many there are then.
-async fn wait_for(watch: &Watch, count: u64) -> anyhow::Result<u64> {
+async fn wait_for(watch: &Watch, app: &Process, count: u64) -> anyhow::Result<u64> {
     let (mut seen, mut moved_at) = (0, Instant::now());
     loop {
         // No table yet is no effect yet.
@@ -107,7 +107,11 @@ async fn wait_for(watch: &Watch, count: u64) -> anyhow::Result<u64> {
         if now > seen {
             (seen, moved_at) = (now, Instant::now());
         }
-        ensure!(moved_at.elapsed() < STALL_LIMIT, "stalled at {seen} of {count} effects");
+        ensure!(
+            moved_at.elapsed() < STALL_LIMIT,
+            "stalled at {seen} of {count} effects: {}",
+            app.tail()
+        );
         tokio::time::sleep(LOOK_EVERY).await;
     }
 }
