@@ -128,8 +128,6 @@ fn backstop(command: &mut Command, database: &Database, setting: &Setting) {
     command
         .arg("serve")
         .env("BACKSTOP_STORE_URL", database.url())
-        // Where the audit and the peers have their tables.
-        .env("BACKSTOP_STORE_SCHEMA", "public")
         .env("BACKSTOP_PUBSUB", load::event::PUBSUB)
         .env("BACKSTOP_CONSUMER", APP_ID)
         .env("BACKSTOP_HTTP_LISTEN", format!("127.0.0.1:{}", setting.http_port))
