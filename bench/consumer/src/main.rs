@@ -55,7 +55,7 @@ async fn place(order: Placed, _context: Context) -> Result<Effects, HandlerError
     let accepted = serde_json::json!({ "orderId": order.order_id, "cents": order.cents });
     let row = if SETTINGS.own_statement {
         sql(
-            "INSERT INTO bench_order (event_id, customer, cents, note) VALUES (?1, ?2, ?3, ?4)",
+            "INSERT INTO bench_order (event_id, customer, cents, note) VALUES ($1, $2, $3, $4)",
             [order.order_id.into(), order.customer.into(), order.cents.into(), order.note.into()],
         )
     } else {
