@@ -42,11 +42,11 @@ impl Ledger<'_> {
         happening: &Happening,
         attempt: Option<&Code>,
     ) -> Result<Written, StoreError> {
-        let (done, before) = rows::standing(self.sql, incoming.key)?;
+        let before = rows::load_row(self.sql, incoming.key)?;
         let at_gate = self.at_gate(incoming, happening)?;
         let spared = gates::spared(happening, at_gate.as_ref());
         let happening = spared.as_ref().unwrap_or(happening);
-        match self.judge(incoming, done, before.as_ref(), happening) {
+        match self.judge(incoming, before.as_ref(), happening)? {
             Verdict::Nothing(standing) => {
                 let filed = matches!(happening, Happening::Refused(Authority::Delivery, ..));
                 if filed && attempt.is_none() {
@@ -84,12 +84,12 @@ impl Ledger<'_> {
     fn judge(
         &self,
         incoming: &Incoming,
-        done: bool,
         row: Option<&Row>,
         happening: &Happening,
-    ) -> Verdict {
+    ) -> Result<Verdict, StoreError> {
+        let done = rows::is_done(self.sql, incoming.key)?;
         let fresh = Row::fresh(incoming.recovery_attempt, incoming.once, self.now);
-        step(row, done, happening, &fresh, self.limits, incoming.key.seed(), self.now)
+        Ok(step(row, done, happening, &fresh, self.limits, incoming.key.seed(), self.now))
     }
 
     fn written(
@@ -132,8 +132,8 @@ impl Ledger<'_> {
         statements: &[Statement],
         outgoing: &[Outgoing],
     ) -> Result<Committed, StoreError> {
-        let (done, before) = rows::standing(self.sql, incoming.key)?;
-        match self.judge(incoming, done, before.as_ref(), &Happening::Succeeded(authority)) {
+        let before = rows::load_row(self.sql, incoming.key)?;
+        match self.judge(incoming, before.as_ref(), &Happening::Succeeded(authority))? {
             Verdict::Nothing(standing) => return Ok(Committed::Nothing(standing)),
             Verdict::Remove => {
                 self.finish(incoming.key)?;
