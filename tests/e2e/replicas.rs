@@ -14,7 +14,7 @@ const ORDERS: usize = if cfg!(feature = "soak") { 200_000 } else { 3_000 };
 /// How long the database stays away when it is stopped.
 const AWAY: Duration = Duration::from_secs(if cfg!(feature = "soak") { 30 } else { 4 });
 /// How long all of it may take to come to rest.
-const REST: Duration = Duration::from_secs(if cfg!(feature = "soak") { 900 } else { 120 });
+const REST: Duration = Duration::from_secs(if cfg!(feature = "soak") { 900 } else { 240 });
 const CONSUMER: &str = "order-service";
 
 /// What is done to them, each while orders are under way.
@@ -145,6 +145,16 @@ async fn number(server: &PostgresServer, query: &str) -> i64 {
     connect(server).await.query_one(query, &[]).await.unwrap().get(0)
 }
 
+/// What is in trouble, for a test that has failed.
+async fn in_trouble(server: &PostgresServer) -> String {
+    let text = "SELECT coalesce(string_agg(what, '; '), 'nothing in trouble') FROM (
+            SELECT state || ' ' || coalesce(gate, 'no gate') || ', due ' || (due_at IS NOT NULL)
+                || ', claimed by a delivery ' || live_claim || ': ' || count(*) AS what
+            FROM message GROUP BY state, gate, due_at IS NOT NULL, live_claim
+            UNION ALL SELECT 'gate ' || code || ' ' || state FROM gate) AS all_of_it";
+    connect(server).await.query_one(text, &[]).await.unwrap().get(0)
+}
+
 async fn reaches(
     server: &PostgresServer,
     query: &str,
@@ -157,7 +167,9 @@ async fn reaches(
         if wanted(now) {
             return;
         }
-        assert!(begun.elapsed() < within, "{query}: still {now} after {within:?}");
+        if begun.elapsed() > within {
+            panic!("{query}: still {now} after {within:?}; {}", in_trouble(server).await);
+        }
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }
