@@ -167,9 +167,8 @@ async fn reaches(
         if wanted(now) {
             return;
         }
-        if begun.elapsed() > within {
-            panic!("{query}: still {now} after {within:?}; {}", in_trouble(server).await);
-        }
+        let in_time = begun.elapsed() < within;
+        assert!(in_time, "{query}: still {now} after {within:?}; {}", in_trouble(server).await);
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }
