@@ -26,6 +26,7 @@ mod message;
 mod outbox;
 mod postgres;
 mod rows;
+mod schema;
 mod session;
 mod sql;
 mod sqlite;

@@ -169,6 +169,18 @@ pub(super) fn message(id: &str) -> Arc<Incoming> {
     })
 }
 
+/// A message to publish.
+pub(super) fn outgoing(topic: &str, id: &str) -> Outgoing {
+    Outgoing {
+        log: 0,
+        seq: 0,
+        pubsub: "pubsub".to_owned(),
+        topic: topic.to_owned(),
+        message_id: id.to_owned(),
+        content: Bytes::from(format!("{{\"id\":\"{id}\"}}")),
+    }
+}
+
 pub(super) fn note(text: &'static str) -> Statement {
     sql("INSERT INTO note (text) VALUES ($1)", [Value::from(text)])
 }

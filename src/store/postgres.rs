@@ -41,7 +41,7 @@ mod values;
 
 use connect::{Connector, lock_space};
 pub use connect::{PostgresSettings, PostgresUrl, PostgresUrlError};
-use connection::{Connection, blame, fault};
+use connection::{Connection, fault, refusal};
 use look::Lookout;
 use merged::Memory;
 use process::Clocks;
@@ -194,8 +194,8 @@ impl Postgres {
         let (limits, log, clocks) =
             (self.limits, self.session_log.borrow().clone(), self.clocks.clone());
         let serve = move |connection: &Connection| {
-            let (time, _) = connection.begin().map_err(|error| fault(&error))?;
-            let now = clocks.tell(Timestamp(time));
+            let begun = connection.begin().map_err(|error| fault(&error))?;
+            let now = clocks.tell(begun.time);
             let ledger = Ledger { sql: connection, limits: &limits, log: &log, now };
             let (ended, result) = match served.serve(&ledger) {
                 Ok(Kept::Keep(committed)) => (connection.commit(), Ok(committed)),
@@ -204,7 +204,7 @@ impl Postgres {
             };
             match ended {
                 Ok(()) => result,
-                Err(error) => Err(blame(&error).map_or_else(|away| away, StoreError::Refused)),
+                Err(error) => Err(refusal(&error)),
             }
         };
         match self.on_a_thread(&self.sessions, serve).await {

@@ -3,7 +3,7 @@
 use crate::clock::Timestamp;
 use crate::custody::{Row, State};
 use crate::event::{Fingerprint, MessageKey, Stored};
-use crate::store::sql::{Record, Sql, params};
+use crate::store::sql::{Sql, params};
 use crate::store::{Backlog, Incoming, Look, StoreError};
 
 /// Writes the row of a message; its identity and bytes only the first time.
@@ -14,53 +14,38 @@ pub(super) fn put(
     row: &Row,
     now: Timestamp,
 ) -> Result<(), StoreError> {
-    let wrote = if exists {
-        sql.execute(
-            UPDATE_ROW,
-            params![
-                &incoming.key,
-                row.state.as_str(),
-                row.run,
-                row.lease_until,
-                row.due_at,
-                row.attempts,
-                row.recoveries,
-                row.never_attempted,
-                row.live_claim,
-                now
-            ],
-        )
-    } else {
-        sql.execute(
-            INSERT_ROW,
-            params![
-                &incoming.key,
-                row.state.as_str(),
-                row.run,
-                row.lease_until,
-                row.due_at,
-                row.attempts,
-                row.recoveries,
-                row.never_attempted,
-                row.live_claim,
-                now,
-                row.once,
-                row.first_seen_at,
-                &incoming.fingerprint,
-                &incoming.subscription,
-                &incoming.pubsub,
-                &incoming.topic,
-                &incoming.source,
-                &incoming.event_id,
-                &incoming.ty,
-                &incoming.subject,
-                &incoming.traceparent,
-                &incoming.stored.attributes,
-                &incoming.stored.body[..]
-            ],
-        )
-    };
-    wrote.map(drop)
+    let mut params = params![
+        &incoming.key,
+        row.state.as_str(),
+        row.run,
+        row.lease_until,
+        row.due_at,
+        row.attempts,
+        row.recoveries,
+        row.never_attempted,
+        row.live_claim,
+        now,
+    ]
+    .to_vec();
+    if exists {
+        return sql.execute(UPDATE_ROW, &params).map(drop);
+    }
+    params.extend(params![
+        row.once,
+        row.first_seen_at,
+        &incoming.fingerprint,
+        &incoming.subscription,
+        &incoming.pubsub,
+        &incoming.topic,
+        &incoming.source,
+        &incoming.event_id,
+        &incoming.ty,
+        &incoming.subject,
+        &incoming.traceparent,
+        &incoming.stored.attributes,
+        &incoming.stored.body[..],
+    ]);
+    sql.execute(INSERT_ROW, &params).map(drop)
 }
 
 const UPDATE_ROW: &str = "UPDATE message SET state = $2, run = $3, lease_until = $4, due_at = $5,
@@ -85,7 +70,7 @@ pub(super) fn load_row(sql: &dyn Sql, key: MessageKey) -> Result<Option<Row>, St
     )?;
     let Some(mut record) = found else { return Ok(None) };
     Ok(Some(Row {
-        state: take_state(&mut record)?,
+        state: parse_state(&record.take::<String>()?)?,
         run: record.take()?,
         lease_until: record.take()?,
         due_at: record.take()?,
@@ -98,9 +83,9 @@ pub(super) fn load_row(sql: &dyn Sql, key: MessageKey) -> Result<Option<Row>, St
     }))
 }
 
-fn take_state(record: &mut Record) -> Result<State, StoreError> {
-    State::parse(&record.take::<String>()?)
-        .ok_or_else(|| StoreError::Corrupt("a message's state".into()))
+/// The state with that stored name.
+pub(super) fn parse_state(text: &str) -> Result<State, StoreError> {
+    State::parse(text).ok_or_else(|| StoreError::Corrupt("a message's state".into()))
 }
 
 pub(super) fn load_incoming(
@@ -137,7 +122,9 @@ pub(super) fn look(sql: &dyn Sql, key: MessageKey) -> Result<Look, StoreError> {
         .record("SELECT state, fingerprint, attempts FROM message WHERE key = $1", params![&key])?;
     let row = match row {
         None => None,
-        Some(mut record) => Some((take_state(&mut record)?, record.take()?, record.take()?)),
+        Some(mut record) => {
+            Some((parse_state(&record.take::<String>()?)?, record.take()?, record.take()?))
+        }
     };
     Ok(Look { done, row })
 }

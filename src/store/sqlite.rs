@@ -15,6 +15,7 @@ use rusqlite::{Connection, OpenFlags, OptionalExtension, params};
 use crate::clock::{Clock, Timestamp};
 use crate::custody::Limits;
 use crate::store::outbox::Log;
+use crate::store::schema;
 use crate::store::statements::ends_transaction;
 use crate::store::writer::Writer;
 use crate::store::{AppMigration, OpenAs, StoreError};
@@ -161,9 +162,7 @@ fn migrate(
     migrations: &[AppMigration],
     now: Timestamp,
 ) -> Result<(), StoreError> {
-    embedded::migrations::runner().run(connection).map_err(|error| {
-        StoreError::Schema(format!("the store could not be migrated: {error}").into())
-    })?;
+    embedded::migrations::runner().run(connection).map_err(|error| schema::not_migrated(&error))?;
     for migration in migrations {
         apply_once(connection, migration, now)?;
     }
@@ -175,72 +174,51 @@ fn apply_once(
     migration: &AppMigration,
     now: Timestamp,
 ) -> Result<(), StoreError> {
-    let checksum = blake3::hash(migration.sql.as_bytes());
     let transaction = connection.transaction().map_err(StoreError::away)?;
-    let applied: Option<Vec<u8>> = transaction
+    let known: Option<Vec<u8>> = transaction
         .query_row("SELECT checksum FROM app_migration WHERE name = ?1", [migration.name], |row| {
             row.get(0)
         })
         .optional()
         .map_err(StoreError::away)?;
-    match applied {
-        Some(known) if known == checksum.as_bytes() => Ok(()),
-        Some(_) => {
-            let problem = format!(
-                "migration `{}` was edited after it was applied; add a new one instead",
-                migration.name
-            );
-            Err(StoreError::Schema(problem.into()))
-        }
-        None if ends_transaction(migration.sql) => {
-            let problem = format!(
-                "migration `{}`: ON CONFLICT ROLLBACK would undo other deliveries; use ABORT",
-                migration.name
-            );
-            Err(StoreError::Schema(problem.into()))
-        }
-        None => {
-            transaction.execute_batch(migration.sql).map_err(|error| {
-                StoreError::Schema(format!("migration `{}` failed: {error}", migration.name).into())
-            })?;
-            transaction
-                .execute(
-                    "INSERT INTO app_migration (name, checksum, applied_at) VALUES (?1, ?2, ?3)",
-                    params![migration.name, checksum.as_bytes(), now.0],
-                )
-                .map_err(StoreError::away)?;
-            transaction.commit().map_err(StoreError::away)
-        }
+    if !schema::is_due(migration, known.as_deref())? {
+        return Ok(());
     }
+    if ends_transaction(migration.sql) {
+        return Err(schema::problem(format!(
+            "migration `{}`: ON CONFLICT ROLLBACK would undo other deliveries; use ABORT",
+            migration.name
+        )));
+    }
+    transaction
+        .execute_batch(migration.sql)
+        .map_err(|error| schema::not_applied(migration, error))?;
+    transaction
+        .execute(
+            "INSERT INTO app_migration (name, checksum, applied_at) VALUES (?1, ?2, ?3)",
+            params![migration.name, schema::checksum(migration), now.0],
+        )
+        .map_err(StoreError::away)?;
+    transaction.commit().map_err(StoreError::away)
 }
 
 /// An operator's tool never changes the schema; it says when the schema is not its own.
 fn check_schema(connection: &Connection) -> Result<(), StoreError> {
-    let wanted = embedded::migrations::runner()
-        .get_migrations()
-        .iter()
-        .map(|migration| i64::from(migration.version()))
-        .max()
-        .unwrap_or(0);
     let found: Option<i64> = connection
         .query_row("SELECT max(version) FROM refinery_schema_history", [], |row| row.get(0))
         .unwrap_or(None);
     match found {
-        Some(found) if found == wanted => Ok(()),
         Some(found) => {
-            let problem = format!(
-                "the store's schema is version {found}, this build works with {wanted}; run `backstop migrate` with the newer of the two"
-            );
-            Err(StoreError::Schema(problem.into()))
+            schema::expect_version(found, schema::newest(&embedded::migrations::runner()))
         }
-        None => Err(StoreError::Schema(
-            "the file is not a Backstop store; run `backstop migrate` to make it one".into(),
+        None => Err(schema::problem(
+            "the file is not a Backstop store; run `backstop migrate` to make it one",
         )),
     }
 }
 
 /// Ends the leases of an earlier process, which the lock says is gone, and says whether it ended
-/// without a word. The mark of this one's start is set by [`Sqlite::serving`].
+/// without a word. The mark of this one's start is set by `Store::serving`.
 fn take_over(connection: &Connection) -> Result<bool, StoreError> {
     connection
         .execute("UPDATE message SET lease_until = 0 WHERE lease_until IS NOT NULL", [])

@@ -6,7 +6,22 @@ use crate::store::StoreError;
 use crate::store::sql::{Param, Sql};
 
 /// Rows one query of a handler may return.
-pub(super) const QUERY_ROWS_MAX: usize = 10_000;
+const QUERY_ROWS_MAX: usize = 10_000;
+/// Rows to read of a handler's query: enough to know that there are too many.
+pub(super) const QUERY_ROWS_READ: usize = QUERY_ROWS_MAX + 1;
+
+/// A handler's query would write.
+pub(super) fn query_writes() -> StoreError {
+    StoreError::away("a query must not write; return the write as an effect")
+}
+
+/// The rows of a handler's query, unless there are too many.
+pub(super) fn bounded<T>(rows: Vec<T>) -> Result<Vec<T>, StoreError> {
+    if rows.len() > QUERY_ROWS_MAX {
+        return Err(StoreError::away("a query returned more than 10,000 rows; narrow it"));
+    }
+    Ok(rows)
+}
 
 /// Why a statement did not do what it said.
 pub(super) enum Refusal {

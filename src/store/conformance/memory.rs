@@ -71,14 +71,7 @@ async fn a_message_with_a_row_is_never_forgotten_but_a_tombstone_after_its_time(
 async fn only_published_messages_leave_the_outbox(place: Place) {
     let store = place.open().await;
     for n in 1..=1200 {
-        let outgoing = Outgoing {
-            log: 0,
-            seq: 0,
-            pubsub: "pubsub".to_owned(),
-            topic: "topic".to_owned(),
-            message_id: n.to_string(),
-            content: Bytes::from_static(b"{}"),
-        };
+        let outgoing = outgoing("topic", &n.to_string());
         let commit =
             store.commit(message(&n.to_string()), Authority::Delivery, Vec::new(), vec![outgoing]);
         commit.await.unwrap();
@@ -92,10 +85,7 @@ async fn only_published_messages_leave_the_outbox(place: Place) {
     assert_eq!(place.on_disk("SELECT count(*) FROM outbox").await, 100);
     assert_eq!(store.outbox_pending(9).await.unwrap()[0][0].message_id, "1101");
     let id = "1201";
-    let outgoing = Outgoing {
-        message_id: id.to_owned(),
-        ..store.outbox_pending(1).await.unwrap()[0][0].clone()
-    };
+    let outgoing = outgoing("topic", id);
     store.commit(message(id), Authority::Delivery, Vec::new(), vec![outgoing]).await.unwrap();
     let seqs = "SELECT max(seq) FROM outbox";
     assert_eq!(place.on_disk(seqs).await, 1201, "no number is given twice");

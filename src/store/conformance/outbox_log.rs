@@ -3,17 +3,6 @@
 use super::*;
 use crate::store::{CaseFilter, CaseStatus, Outgoing};
 
-fn outgoing(topic: &str, id: &str) -> Outgoing {
-    Outgoing {
-        log: 0,
-        seq: 0,
-        pubsub: "pubsub".to_owned(),
-        topic: topic.to_owned(),
-        message_id: id.to_owned(),
-        content: Bytes::from(format!("{{\"id\":\"{id}\"}}")),
-    }
-}
-
 async fn publish(store: &Store, id: &str, statements: Vec<Statement>, topic: &str) -> Committed {
     let outgoing = vec![outgoing(topic, id)];
     store.commit(message(id), Authority::Delivery, statements, outgoing).await.unwrap()

@@ -173,14 +173,6 @@ async fn deliveries_of_all_forms_together_come_to_the_same_as_one_by_one(place: 
     let store = place.open().await;
     store.commit_one("done", vec![note("before")]).await;
     store.dead_letter(message("in trouble")).await.unwrap();
-    let outgoing = |id: &str| Outgoing {
-        log: 0,
-        seq: 0,
-        pubsub: "pubsub".to_owned(),
-        topic: format!("topic {}", id.len() % 2),
-        message_id: id.to_owned(),
-        content: bytes::Bytes::from_static(b"{}"),
-    };
     let stock = |item: &str, count: i64| [("item", item.into()), ("count", count.into())];
     let forms: Vec<(&str, Vec<Statement>, Committed)> = vec![
         ("1", vec![insert("stock", stock("a", 1))], Committed::Yes),
@@ -222,7 +214,7 @@ async fn deliveries_of_all_forms_together_come_to_the_same_as_one_by_one(place: 
             } else {
                 format!("{id}-{round}")
             };
-            let outgoing = vec![outgoing(&id)];
+            let outgoing = vec![outgoing(&format!("topic {}", id.len() % 2), &id)];
             commits.push(tokio::spawn(async move {
                 store.commit(message(&id), Authority::Delivery, statements, outgoing).await
             }));

@@ -25,20 +25,12 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const APPLICATION_NAME: &str = "backstop";
 
 /// A PostgreSQL database, and how its connections are used.
-#[derive(Clone)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct PostgresUrl {
     config: Config,
     /// The certificate authorities to trust instead of the system's.
     root_cert: Option<PathBuf>,
 }
-
-impl PartialEq for PostgresUrl {
-    fn eq(&self, other: &Self) -> bool {
-        self.config == other.config && self.root_cert == other.root_cert
-    }
-}
-
-impl Eq for PostgresUrl {}
 
 impl fmt::Debug for PostgresUrl {
     /// Never the password.
@@ -190,8 +182,7 @@ impl Connector {
 
     pub(super) async fn connect(&self) -> Result<Connection, StoreError> {
         let client = self.client().await?;
-        let connection = Connection::new(client, self.runtime.clone(), self.lock_space);
-        Ok(if self.isolates { connection.isolating_statements() } else { connection })
+        Ok(Connection::new(client, self.runtime.clone(), self.lock_space, self.isolates))
     }
 
     /// Opens a connection; its traffic is carried on the runtime until it is dropped.

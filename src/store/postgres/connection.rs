@@ -14,12 +14,13 @@ use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Error, Row, Statement};
 
 use super::values::{Read, keep_nul, nul_again};
+use crate::clock::Timestamp;
 use crate::effect::Value;
 use crate::event::MessageKey;
 use crate::outcome::{Code, reason};
 use crate::store::StoreError;
 use crate::store::sql::{Param, Record, Sql};
-use crate::store::statements::QUERY_ROWS_MAX;
+use crate::store::statements::{QUERY_ROWS_READ, bounded, query_writes};
 
 /// Prepared statements a connection keeps; past it all are forgotten.
 const PREPARED_MAX: usize = 512;
@@ -37,20 +38,15 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    pub(super) fn new(client: Client, runtime: Handle, lock_space: i64) -> Self {
+    pub(super) fn new(client: Client, runtime: Handle, lock_space: i64, isolates: bool) -> Self {
         Self {
             client,
             runtime,
             in_transaction: Cell::new(false),
             prepared: RefCell::default(),
             lock_space,
-            isolates: false,
+            isolates,
         }
-    }
-
-    /// One whose handler may go on after a statement of its own has failed.
-    pub(super) fn isolating_statements(self) -> Self {
-        Self { isolates: true, ..self }
     }
 
     pub(super) fn is_closed(&self) -> bool {
@@ -67,37 +63,28 @@ impl Connection {
         self.runtime.block_on(self.client.batch_execute(text))
     }
 
-    /// Begins a transaction, and gives the database's time and the transaction's number.
-    pub(super) fn begin(&self) -> Result<(i64, String), Error> {
-        let number = self.prepare(NOW_AND_NUMBER)?;
-        self.in_transaction.set(true);
-        self.runtime.block_on(async {
-            // Sent together: one way there and back.
-            let (began, row) = tokio::join!(
-                self.client.batch_execute("BEGIN"),
-                self.client.query_one(&number, &[])
-            );
-            began?;
-            let row = row?;
-            Ok((row.try_get(0)?, row.try_get(1)?))
-        })
+    /// Begins a transaction.
+    pub(super) fn begin(&self) -> Result<Begun, Error> {
+        self.begin_with(Vec::new()).map(|(begun, _)| begun)
     }
 
-    /// Begins a transaction with these statements, all sent at once, and gives the transaction's
-    /// number and their answers in their order.
-    pub(super) fn begin_with(&self, sending: Vec<Sent>) -> Result<(String, Vec<Answer>), Error> {
-        let number = self.prepare(NOW_AND_NUMBER)?;
+    /// Begins a transaction with these statements, all sent at once, and gives their answers in
+    /// their order.
+    pub(super) fn begin_with(&self, sending: Vec<Sent>) -> Result<(Begun, Vec<Answer>), Error> {
+        let about = self.prepare(NOW_AND_NUMBER)?;
         self.in_transaction.set(true);
         self.runtime.block_on(async {
             // Polled for the first time in this order, and so sent in it.
-            let (began, row, answers) = tokio::join!(
+            let (began, about, answers) = tokio::join!(
                 self.client.batch_execute("BEGIN"),
-                self.client.query_one(&number, &[]),
+                self.client.query_one(&about, &[]),
                 join_all(sending.into_iter().map(|sent| sent.by(&self.client))),
             );
             began?;
-            let number = row?.try_get(1)?;
-            Ok((number, answers.into_iter().collect::<Result<_, _>>()?))
+            let about = about?;
+            let transaction =
+                Begun { time: Timestamp(about.try_get(0)?), number: about.try_get(1)? };
+            Ok((transaction, answers.into_iter().collect::<Result<_, _>>()?))
         })
     }
 
@@ -213,6 +200,14 @@ impl Connection {
     }
 }
 
+/// A transaction that has begun.
+pub(super) struct Begun {
+    /// The database's time.
+    pub time: Timestamp,
+    /// The transaction's number, by which it can be asked for later.
+    pub number: String,
+}
+
 /// A statement with its parameters, to be sent with others.
 pub(super) struct Sent {
     statement: Statement,
@@ -287,7 +282,7 @@ fn dynamic<'a>(params: &'a [Param<'a>]) -> impl ExactSizeIterator<Item = &'a (dy
     params.iter().map(|param| param as &(dyn ToSql + Sync))
 }
 
-fn values_of(row: &Row) -> Result<Vec<Value>, Error> {
+pub(super) fn values_of(row: &Row) -> Result<Vec<Value>, Error> {
     (0..row.len()).map(|column| row.try_get(column).map(|Read(value)| value)).collect()
 }
 
@@ -317,17 +312,10 @@ impl Sql for Connection {
 
     fn query(&self, text: &str, params: &[Param<'_>]) -> Result<Vec<Vec<Value>>, StoreError> {
         if !begins_with(text, &["select", "with", "values", "table"]) {
-            return Err(StoreError::away("a query must not write; return the write as an effect"));
+            return Err(query_writes());
         }
-        let selected = self.isolated(|| {
-            let selected = self.select(text, params, QUERY_ROWS_MAX + 1);
-            selected.map_err(|error| fault(&error))
-        });
-        let rows = selected?;
-        if rows.len() > QUERY_ROWS_MAX {
-            return Err(StoreError::away("a query returned more than 10,000 rows; narrow it"));
-        }
-        Ok(rows)
+        let select = || self.select(text, params, QUERY_ROWS_READ).map_err(|error| fault(&error));
+        bounded(self.isolated(select)?)
     }
 
     fn empty(&self, table: &str) -> Result<(), StoreError> {
@@ -472,6 +460,11 @@ fn is_conversion(error: &Error) -> bool {
     let text = error.to_string();
     text.starts_with("error serializing parameter")
         || text.starts_with("error deserializing column")
+}
+
+/// The fault of a commit that the database answered and did not make.
+pub(super) fn refusal(error: &Error) -> StoreError {
+    blame(error).map_or_else(|away| away, StoreError::Refused)
 }
 
 /// What the database or the connection says of trouble that is not about data.

@@ -1,14 +1,13 @@
 //! Looks at messages, many in one query: all that wait are asked for together.
 
-use futures::future::BoxFuture;
 use tokio::sync::{mpsc, oneshot};
 use tokio_postgres::{Client, Row};
 
 use super::connect::Connector;
-use super::connection::fault;
-use crate::custody::State;
-use crate::event::{Fingerprint, MessageKey};
-use crate::store::{Look, StoreError};
+use super::connection::{fault, values_of};
+use crate::event::MessageKey;
+use crate::store::sql::Record;
+use crate::store::{Look, StoreError, rows};
 
 /// Looks that may wait; beyond it callers wait their turn.
 const QUEUE_MAX: usize = 4096;
@@ -60,12 +59,13 @@ struct Ready {
 }
 
 /// One look for each key, in their order. A connection that had been cut is opened again once.
-fn look_at<'a>(
-    connector: &'a Connector,
-    connection: &'a mut Option<Ready>,
-    keys: &'a [MessageKey],
-) -> BoxFuture<'a, Result<Vec<Look>, StoreError>> {
-    Box::pin(async move {
+async fn look_at(
+    connector: &Connector,
+    connection: &mut Option<Ready>,
+    keys: &[MessageKey],
+) -> Result<Vec<Look>, StoreError> {
+    let bytes: Vec<&[u8]> = keys.iter().map(|key| &key.0[..]).collect();
+    loop {
         let known = connection.take().filter(|ready| !ready.client.is_closed());
         let fresh = known.is_none();
         let ready = if let Some(ready) = known {
@@ -75,19 +75,15 @@ fn look_at<'a>(
             let statement = client.prepare(LOOK).await.map_err(|error| fault(&error))?;
             Ready { client, statement }
         };
-        let bytes: Vec<&[u8]> = keys.iter().map(|key| &key.0[..]).collect();
         match ready.client.query(&ready.statement, &[&bytes]).await {
             Ok(rows) => {
                 *connection = Some(ready);
-                rows.iter().map(look_of).collect()
+                return rows.iter().map(look_of).collect();
             }
-            Err(error) if !fresh && error.code().is_none() => {
-                drop(ready);
-                look_at(connector, connection, keys).await
-            }
-            Err(error) => Err(fault(&error)),
+            Err(error) if fresh || error.code().is_some() => return Err(fault(&error)),
+            Err(_) => {}
         }
-    })
+    }
 }
 
 const LOOK: &str = "SELECT i.fingerprint, m.state, m.fingerprint, m.attempts
@@ -97,22 +93,11 @@ const LOOK: &str = "SELECT i.fingerprint, m.state, m.fingerprint, m.attempts
     ORDER BY asked.place";
 
 fn look_of(row: &Row) -> Result<Look, StoreError> {
-    let corrupt = |_| StoreError::Corrupt("a row of the inbox or of a message".into());
-    let fingerprint = |bytes: &[u8]| -> Result<Fingerprint, StoreError> {
-        let bytes = bytes.try_into();
-        bytes.map(Fingerprint).map_err(|_| StoreError::Corrupt("a fingerprint's length".into()))
-    };
-    let done: Option<&[u8]> = row.try_get(0).map_err(corrupt)?;
-    let state: Option<&str> = row.try_get(1).map_err(corrupt)?;
-    let row = match state {
+    let mut record = Record::new(values_of(row).map_err(|error| fault(&error))?);
+    let done = record.take()?;
+    let row = match record.take::<Option<String>>()? {
         None => None,
-        Some(state) => {
-            let state = State::parse(state)
-                .ok_or_else(|| StoreError::Corrupt("a message's state".into()))?;
-            let attempts: i64 = row.try_get(3).map_err(corrupt)?;
-            let attempts = u32::try_from(attempts).unwrap_or(u32::MAX);
-            Some((state, fingerprint(row.try_get(2).map_err(corrupt)?)?, attempts))
-        }
+        Some(state) => Some((rows::parse_state(&state)?, record.take()?, record.take()?)),
     };
-    Ok(Look { done: done.map(fingerprint).transpose()?, row })
+    Ok(Look { done, row })
 }

@@ -104,7 +104,8 @@ pub(super) fn run(
     if sending.len() > STATEMENTS_MAX {
         return Ok((String::new(), Bet::Lost));
     }
-    let (number, answers) = connection.begin_with(sending)?;
+    let (begun, answers) = connection.begin_with(sending)?;
+    let number = begun.number;
     let mut answers = answers.into_iter().skip(1);
     let taken: HashSet<MessageKey> = match answers.next() {
         Some(Answer::Keys(keys)) => keys.into_iter().collect(),

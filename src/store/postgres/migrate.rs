@@ -4,7 +4,7 @@ use tokio_postgres::Client;
 
 use super::connection::told;
 use crate::clock::Timestamp;
-use crate::store::{AppMigration, StoreError};
+use crate::store::{AppMigration, StoreError, schema};
 
 mod embedded {
     refinery::embed_migrations!("src/store/migrations/postgres");
@@ -12,10 +12,6 @@ mod embedded {
 
 /// How long a process waits for another one's migration.
 const WAIT_SECS: u32 = 300;
-
-fn problem(text: impl Into<String>) -> StoreError {
-    StoreError::Schema(text.into().into())
-}
 
 /// Makes the schema and its tables, or what is missing of them. One process at a time; the others
 /// wait and find it done.
@@ -39,7 +35,7 @@ pub(super) async fn migrate(
     embedded::migrations::runner()
         .run_async(client)
         .await
-        .map_err(|error| problem(format!("the store could not be migrated: {error}")))?;
+        .map_err(|error| schema::not_migrated(&error))?;
     for migration in migrations {
         apply_once(client, migration, now).await?;
     }
@@ -53,29 +49,24 @@ async fn apply_once(
 ) -> Result<(), StoreError> {
     let away = |error| StoreError::away(told(&error));
     let name = migration.name;
-    let checksum = blake3::hash(migration.sql.as_bytes());
     let transaction = client.transaction().await.map_err(away)?;
     let applied = transaction
         .query_opt("SELECT checksum FROM app_migration WHERE name = $1", &[&name])
         .await
         .map_err(away)?;
-    if let Some(row) = applied {
-        let known: &[u8] = row.try_get(0).map_err(away)?;
-        if known == checksum.as_bytes() {
-            return Ok(());
-        }
-        return Err(problem(format!(
-            "migration `{name}` was edited after it was applied; add a new one instead"
-        )));
+    let known: Option<&[u8]> =
+        applied.as_ref().map(|row| row.try_get(0)).transpose().map_err(away)?;
+    if !schema::is_due(migration, known)? {
+        return Ok(());
     }
     transaction
         .batch_execute(migration.sql)
         .await
-        .map_err(|error| problem(format!("migration `{name}` failed: {}", told(&error))))?;
+        .map_err(|error| schema::not_applied(migration, told(&error)))?;
     transaction
         .execute(
             "INSERT INTO app_migration (name, checksum, applied_at) VALUES ($1, $2, $3)",
-            &[&name, &checksum.as_bytes().as_slice(), &now.0],
+            &[&name, &schema::checksum(migration).as_slice(), &now.0],
         )
         .await
         .map_err(away)?;
@@ -84,19 +75,14 @@ async fn apply_once(
 
 /// Says when the tables are not those this build works with, and changes nothing.
 pub(super) async fn check(client: &Client, schema: &str) -> Result<(), StoreError> {
-    let wanted = embedded::migrations::runner()
-        .get_migrations()
-        .iter()
-        .map(|migration| i64::from(migration.version()))
-        .max()
-        .unwrap_or(0);
+    let away = |error| StoreError::away(told(&error));
     let known = client
         .query_one("SELECT to_regclass('refinery_schema_history') IS NOT NULL", &[])
         .await
         .and_then(|row| row.try_get::<_, bool>(0))
-        .map_err(|error| StoreError::away(told(&error)))?;
+        .map_err(away)?;
     if !known {
-        return Err(problem(format!(
+        return Err(schema::problem(format!(
             "there is no store in schema `{schema}`; run `backstop migrate` to make one"
         )));
     }
@@ -104,11 +90,6 @@ pub(super) async fn check(client: &Client, schema: &str) -> Result<(), StoreErro
         .query_one("SELECT coalesce(max(version), 0)::bigint FROM refinery_schema_history", &[])
         .await
         .and_then(|row| row.try_get(0))
-        .map_err(|error| StoreError::away(told(&error)))?;
-    if found == wanted {
-        return Ok(());
-    }
-    Err(problem(format!(
-        "the store's schema is version {found}, this build works with {wanted}; run `backstop migrate` with the newer of the two"
-    )))
+        .map_err(away)?;
+    schema::expect_version(found, schema::newest(&embedded::migrations::runner()))
 }

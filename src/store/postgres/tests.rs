@@ -5,9 +5,9 @@ use std::time::Duration;
 use crate::clock::Clock;
 use crate::custody::{Authority, Limits, Standing, State};
 use crate::effect::{Value, insert, sql};
-use crate::store::conformance::{FAILED, Place, TABLES, message, note, server};
+use crate::store::conformance::{FAILED, Place, TABLES, message, note, outgoing, server};
 use crate::store::{
-    AppMigration, Committed, Incoming, OpenAs, Outgoing, Store, StoreError, StoreUrl, Written,
+    AppMigration, Committed, Incoming, OpenAs, Store, StoreError, StoreUrl, Written,
 };
 
 mod failover;
@@ -26,17 +26,6 @@ async fn until(place: &Place, query: &str, wanted: i64) {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     panic!("{query} never gave {wanted}");
-}
-
-fn outgoing(topic: &str, id: &str) -> Outgoing {
-    Outgoing {
-        log: 0,
-        seq: 0,
-        pubsub: "pubsub".to_owned(),
-        topic: topic.to_owned(),
-        message_id: id.to_owned(),
-        content: bytes::Bytes::from_static(b"{}"),
-    }
 }
 
 /// The place with other settings.

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use tokio::time::sleep;
 
 use super::connect::Connector;
-use super::connection::{Connection, blame, fault};
+use super::connection::{Begun, Connection, blame, fault, refusal};
 use super::merged::{self, Bet, Memory};
 use super::process::{self, Clocks};
 use crate::clock::Timestamp;
@@ -58,10 +58,7 @@ fn end(connection: &Connection, keeps: bool, number: String) -> Result<(), Failu
         Err(error) if error.code().is_none() || connection.is_closed() => {
             Err(Failure::InDoubt(number))
         }
-        Err(error) => Err(match blame(&error) {
-            Ok(code) => StoreError::Refused(code).into(),
-            Err(error) => error.into(),
-        }),
+        Err(error) => Err(refusal(&error).into()),
     }
 }
 
@@ -272,8 +269,8 @@ impl PostgresWriter {
     /// One transaction with a savepoint a job.
     fn transaction(&mut self, pending: &mut [&mut Pending<'_>]) -> Result<(), Failure> {
         let connection = self.take_connection()?;
-        let (time, number) = connection.begin().map_err(|error| fault(&error))?;
-        let now = self.clocks.tell(Timestamp(time));
+        let Begun { time, number } = connection.begin().map_err(|error| fault(&error))?;
+        let now = self.clocks.tell(time);
         let ran = self.run(&connection, pending, now);
         let connection = self.connection.insert(connection);
         match ran {

@@ -9,7 +9,7 @@ use crate::event::MessageKey;
 use crate::outcome::{Code, reason};
 use crate::store::StoreError;
 use crate::store::sql::{Param, Record, Sql};
-use crate::store::statements::{QUERY_ROWS_MAX, ends_transaction};
+use crate::store::statements::{QUERY_ROWS_READ, bounded, ends_transaction, query_writes};
 
 impl Sql for Connection {
     fn execute(&self, text: &str, params: &[Param<'_>]) -> Result<u64, StoreError> {
@@ -51,15 +51,12 @@ impl Sql for Connection {
     fn query(&self, text: &str, params: &[Param<'_>]) -> Result<Vec<Vec<Value>>, StoreError> {
         let mut prepared = self.prepare_cached(text).map_err(StoreError::away)?;
         if !prepared.readonly() || prepared.column_count() == 0 {
-            return Err(StoreError::away("a query must not write; return the write as an effect"));
+            return Err(query_writes());
         }
         let rows = bind(&mut prepared, params)
-            .and_then(|()| rows_of(&mut prepared, QUERY_ROWS_MAX + 1))
+            .and_then(|()| rows_of(&mut prepared, QUERY_ROWS_READ))
             .map_err(StoreError::away)?;
-        if rows.len() > QUERY_ROWS_MAX {
-            return Err(StoreError::away("a query returned more than 10,000 rows; narrow it"));
-        }
-        Ok(rows)
+        bounded(rows)
     }
 
     fn empty(&self, table: &str) -> Result<(), StoreError> {
