@@ -126,13 +126,5 @@ async fn a_batch_in_hand_when_the_service_dies_is_processed_once_each() {
     world.start_app().await;
     becomes(LATER, "orders", orders.as_slice(), async || world.database.orders()).await;
     becomes(LATER, "unacknowledged", 0, async || world.unacknowledged()).await;
-    becomes(SOON, "accepted", orders.as_slice(), async || {
-        let mut accepted = world.accepted_orders();
-        accepted.dedup();
-        accepted
-    })
-    .await;
-    assert_eq!(world.database.outbox_count(), orders.len());
-    assert_eq!(world.database.in_trouble_count(), 0);
-    assert!(world.cases().is_empty());
+    world.all_are_accepted(&orders, SOON).await;
 }

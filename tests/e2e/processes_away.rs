@@ -92,15 +92,7 @@ async fn away_for(killed: Killed, away: Duration, health_check: bool) {
 
     becomes(LATER + away, "orders", orders.as_slice(), async || world.database.orders()).await;
     becomes(LATER, "unacknowledged", 0, async || world.unacknowledged()).await;
-    becomes(LATER, "accepted", orders.as_slice(), async || {
-        let mut accepted = world.accepted_orders();
-        accepted.dedup();
-        accepted
-    })
-    .await;
-    assert_eq!(world.database.outbox_count(), orders.len());
-    assert_eq!(world.database.in_trouble_count(), 0);
-    assert!(world.cases().is_empty());
+    world.all_are_accepted(&orders, LATER).await;
     let calls = world.inventory.calls().len();
     eprintln!("{killed:?} for {away:?}, health check {health_check}: {calls} calls");
 }

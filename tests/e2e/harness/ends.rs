@@ -1,8 +1,10 @@
-//! Processes of a world that end, by themselves or in good order.
+//! Processes of a world that end, by themselves or in good order, and how a world ends well.
+
+use std::time::Duration;
 
 #[cfg(feature = "failpoints")]
 use super::Setup;
-use super::{SOON, World};
+use super::{SOON, World, becomes};
 
 #[cfg(feature = "failpoints")]
 impl Setup {
@@ -31,6 +33,20 @@ impl World {
         let (app, daprd) = tokio::join!(app.stop(SOON), daprd.stop(SOON));
         daprd.unwrap();
         app.unwrap().success()
+    }
+
+    /// Waits until all these orders, sorted, were told to have been accepted, and holds that each was
+    /// told of once by us, and nothing is in trouble or was given up.
+    pub async fn all_are_accepted(&self, orders: &[String], patience: Duration) {
+        becomes(patience, "accepted", orders, async || {
+            let mut accepted = self.accepted_orders();
+            accepted.dedup();
+            accepted
+        })
+        .await;
+        assert_eq!(self.database.outbox_count(), orders.len());
+        assert_eq!(self.database.in_trouble_count(), 0);
+        assert!(self.cases().is_empty());
     }
 
     /// Asks the sidecar to stop (SIGTERM), and waits until it has.
