@@ -21,6 +21,8 @@ use crate::store::{Claim, StoreError, Written};
 
 /// How long the loop sleeps at most: the delay of a redrive that another process asks for.
 const LOOK_UP_EVERY: Duration = Duration::from_secs(1);
+/// The wait when all that is due is in the hands of other replicas.
+const OTHERS_ARE_AT_IT: Duration = Duration::from_millis(200);
 /// Guard times and leases moved on in one transaction.
 const SWEEP_MAX: u32 = 256;
 
@@ -80,7 +82,7 @@ async fn start_due(
         let (claims, other) = consumer.store.claim_due(free).await?;
         tell(consumer, &other);
         if claims.is_empty() && other.is_empty() && moved.is_empty() {
-            return Ok(LOOK_UP_EVERY);
+            return Ok(OTHERS_ARE_AT_IT);
         }
         for claim in claims {
             if stop.is_cancelled() {

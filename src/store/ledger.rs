@@ -42,11 +42,11 @@ impl Ledger<'_> {
         happening: &Happening,
         attempt: Option<&Code>,
     ) -> Result<Written, StoreError> {
-        let before = rows::load_row(self.sql, incoming.key)?;
+        let (done, before) = rows::standing(self.sql, incoming.key)?;
         let at_gate = self.at_gate(incoming, happening)?;
         let spared = gates::spared(happening, at_gate.as_ref());
         let happening = spared.as_ref().unwrap_or(happening);
-        match self.judge(incoming, before.as_ref(), happening)? {
+        match self.judge(incoming, done, before.as_ref(), happening) {
             Verdict::Nothing(standing) => {
                 let filed = matches!(happening, Happening::Refused(Authority::Delivery, ..));
                 if filed && attempt.is_none() {
@@ -84,12 +84,12 @@ impl Ledger<'_> {
     fn judge(
         &self,
         incoming: &Incoming,
+        done: bool,
         row: Option<&Row>,
         happening: &Happening,
-    ) -> Result<Verdict, StoreError> {
-        let done = rows::is_done(self.sql, incoming.key)?;
+    ) -> Verdict {
         let fresh = Row::fresh(incoming.recovery_attempt, incoming.once, self.now);
-        Ok(step(row, done, happening, &fresh, self.limits, incoming.key.seed(), self.now))
+        step(row, done, happening, &fresh, self.limits, incoming.key.seed(), self.now)
     }
 
     fn written(
@@ -132,8 +132,8 @@ impl Ledger<'_> {
         statements: &[Statement],
         outgoing: &[Outgoing],
     ) -> Result<Committed, StoreError> {
-        let before = rows::load_row(self.sql, incoming.key)?;
-        match self.judge(incoming, before.as_ref(), &Happening::Succeeded(authority))? {
+        let (done, before) = rows::standing(self.sql, incoming.key)?;
+        match self.judge(incoming, done, before.as_ref(), &Happening::Succeeded(authority)) {
             Verdict::Nothing(standing) => return Ok(Committed::Nothing(standing)),
             Verdict::Remove => {
                 self.finish(incoming.key)?;
@@ -203,13 +203,13 @@ impl Ledger<'_> {
              ORDER BY since LIMIT $2",
             params![self.now, max],
         )?;
-        self.sql.try_lock(keys)
+        self.sql.try_lock(keys, max as usize)
     }
 
     pub(super) fn time_passed(&self, max: u32) -> Result<Vec<Written>, StoreError> {
         let mut written = Vec::new();
         let overdue = self.overdue(max)?.into_iter().map(|key| (key, Happening::TimePassed));
-        let too_old = self.sql.try_lock(gates::too_old(self, max)?)?.into_iter();
+        let too_old = self.sql.try_lock(gates::too_old(self, max)?, max as usize)?.into_iter();
         let too_old = too_old.map(|key| (key, Happening::WaitedTooLong));
         for (key, happening) in overdue.chain(too_old) {
             if let Some(incoming) = rows::load_incoming(self.sql, key)? {
@@ -223,19 +223,20 @@ impl Ledger<'_> {
     /// transaction writes about is left to it.
     pub(super) fn claim_due(&self, max: u32) -> Result<(Vec<Claim>, Vec<Written>), StoreError> {
         let (mut claims, mut other) = (Vec::new(), Vec::new());
-        for key in self.sql.try_lock(self.sql.keys(ASKED_FOR, params![self.now, max])?)? {
+        let max = max as usize;
+        for key in self.unheld(ASKED_FOR, max)? {
             cases::take_request(self.sql, key)?;
             self.claim(key, AttemptKind::Redrive, &mut claims, &mut other)?;
         }
-        for key in gates::probes(self, max as usize - claims.len())? {
+        for key in gates::probes(self, max - claims.len())? {
             self.claim(key, AttemptKind::Recovery, &mut claims, &mut other)?;
         }
-        while claims.len() < max as usize {
-            let due = self.sql.try_lock(self.sql.keys(DUE, params![self.now, max])?)?;
+        while claims.len() < max {
+            let due = self.unheld(DUE, max - claims.len())?;
             if due.is_empty() {
                 break;
             }
-            for key in due.into_iter().take(max as usize - claims.len()) {
+            for key in due {
                 // Each step takes the message out of what is due, so this ends.
                 if !gates::wait_if_closed(self.sql, key)? {
                     self.claim(key, AttemptKind::Recovery, &mut claims, &mut other)?;
@@ -243,6 +244,14 @@ impl Ledger<'_> {
             }
         }
         Ok((claims, other))
+    }
+
+    /// The first `max` of what a query gives, past those that other transactions write about: all
+    /// who claim at the same time begin with the same ones.
+    fn unheld(&self, query: &str, max: usize) -> Result<Vec<MessageKey>, StoreError> {
+        let seen = u32::try_from(max).unwrap_or(u32::MAX).saturating_add(HELD_BY_OTHERS_MAX);
+        let keys = self.sql.keys(query, params![self.now, seen])?;
+        self.sql.try_lock(keys, max)
     }
 
     fn claim(
@@ -288,6 +297,9 @@ impl Ledger<'_> {
         })
     }
 }
+
+/// How far down the list a claim looks past messages that others hold.
+const HELD_BY_OTHERS_MAX: u32 = 256;
 
 const ASKED_FOR: &str = "SELECT key FROM exception
     WHERE redrive_requested_at <= $1 AND status = 'open'

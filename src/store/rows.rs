@@ -58,19 +58,20 @@ const INSERT_ROW: &str = "INSERT INTO message (key, state, run, lease_until, due
     VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19,
     $20, $21, $22, $23)";
 
-pub(super) fn is_done(sql: &dyn Sql, key: MessageKey) -> Result<bool, StoreError> {
-    sql.exists("SELECT 1 FROM inbox WHERE key = $1", params![&key])
-}
-
-pub(super) fn load_row(sql: &dyn Sql, key: MessageKey) -> Result<Option<Row>, StoreError> {
+/// Whether the message is done, and its row.
+pub(super) fn standing(sql: &dyn Sql, key: MessageKey) -> Result<(bool, Option<Row>), StoreError> {
     let found = sql.record(
-        "SELECT state, run, lease_until, due_at, attempts, recoveries, never_attempted,
-                live_claim, once, first_seen_at FROM message WHERE key = $1",
+        "SELECT CASE WHEN EXISTS (SELECT 1 FROM inbox WHERE key = $1) THEN 1 ELSE 0 END,
+                m.state, m.run, m.lease_until, m.due_at, m.attempts, m.recoveries,
+                m.never_attempted, m.live_claim, m.once, m.first_seen_at
+         FROM (SELECT 1 AS one) AS always LEFT JOIN message m ON m.key = $1",
         params![&key],
     )?;
-    let Some(mut record) = found else { return Ok(None) };
-    Ok(Some(Row {
-        state: parse_state(&record.take::<String>()?)?,
+    let Some(mut record) = found else { return Ok((false, None)) };
+    let done = record.take()?;
+    let Some(state) = record.take::<Option<String>>()? else { return Ok((done, None)) };
+    let row = Row {
+        state: parse_state(&state)?,
         run: record.take()?,
         lease_until: record.take()?,
         due_at: record.take()?,
@@ -80,7 +81,12 @@ pub(super) fn load_row(sql: &dyn Sql, key: MessageKey) -> Result<Option<Row>, St
         live_claim: record.take()?,
         once: record.take()?,
         first_seen_at: record.take()?,
-    }))
+    };
+    Ok((done, Some(row)))
+}
+
+pub(super) fn load_row(sql: &dyn Sql, key: MessageKey) -> Result<Option<Row>, StoreError> {
+    standing(sql, key).map(|(_, row)| row)
 }
 
 /// The state with that stored name.

@@ -37,9 +37,9 @@ pub(crate) trait Sql {
     /// What is read after it is what the last of them left.
     fn lock(&self, keys: &[MessageKey]) -> Result<(), StoreError>;
 
-    /// Like [`Sql::lock`] without waiting: gives the messages that no other transaction writes
-    /// about, in their order.
-    fn try_lock(&self, keys: Vec<MessageKey>) -> Result<Vec<MessageKey>, StoreError>;
+    /// Like [`Sql::lock`] without waiting: gives the first `max` messages that no other transaction
+    /// writes about, in their order, and keeps nobody from the rest.
+    fn try_lock(&self, keys: Vec<MessageKey>, max: usize) -> Result<Vec<MessageKey>, StoreError>;
 
     /// Whether the transaction goes on: a statement can end the one it is part of.
     fn is_open(&self) -> bool;

@@ -333,19 +333,24 @@ impl Sql for Connection {
         lock().map(drop).map_err(|error| fault(&error))
     }
 
-    fn try_lock(&self, keys: Vec<MessageKey>) -> Result<Vec<MessageKey>, StoreError> {
+    fn try_lock(&self, keys: Vec<MessageKey>, max: usize) -> Result<Vec<MessageKey>, StoreError> {
         if keys.is_empty() {
             return Ok(keys);
         }
         let locks: Vec<i64> = keys.iter().map(|key| self.lock_of(*key)).collect();
+        let max = i64::try_from(max).unwrap_or(i64::MAX);
         let lock = || {
-            let text = "SELECT pg_try_advisory_xact_lock(k) FROM unnest($1::bigint[]) AS k";
+            // What unnest gives is there before the first row is tried, and none is tried past the
+            // limit.
+            let text = "SELECT place FROM unnest($1::bigint[]) WITH ORDINALITY AS t (k, place)
+                WHERE pg_try_advisory_xact_lock(k) LIMIT $2";
             let statement = self.prepare(text)?;
-            self.runtime.block_on(self.client.query(&statement, &[&locks]))
+            let rows = self.runtime.block_on(self.client.query(&statement, &[&locks, &max]))?;
+            rows.iter().map(|row| row.try_get(0)).collect::<Result<Vec<i64>, Error>>()
         };
-        let taken = lock().map_err(|error| fault(&error))?;
-        let ours = |row: &Row| row.try_get(0).unwrap_or(false);
-        Ok(keys.into_iter().zip(&taken).filter(|(_, row)| ours(row)).map(|(key, _)| key).collect())
+        let places = lock().map_err(|error| fault(&error))?;
+        let nth = |place: i64| keys.get(usize::try_from(place).ok()?.checked_sub(1)?).copied();
+        Ok(places.into_iter().filter_map(nth).collect())
     }
 
     fn is_open(&self) -> bool {

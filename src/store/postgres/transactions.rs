@@ -302,12 +302,13 @@ impl PostgresWriter {
                 Ok(false) | Err(_) => Ok(Kept::Nothing),
             };
         }
+        connection.run("SAVEPOINT delivery").map_err(|error| fault(&error))?;
         for one in pending {
-            connection.run("SAVEPOINT delivery").map_err(|error| fault(&error))?;
+            // The end of one and the beginning of the next are one way there and back.
             let close = match one.job.run(&ledger) {
-                Ok(true) => "RELEASE delivery",
+                Ok(true) => "RELEASE delivery; SAVEPOINT delivery",
                 Err(error) if runs_again(&error) => return Err(error),
-                Ok(false) | Err(_) => "ROLLBACK TO delivery; RELEASE delivery",
+                Ok(false) | Err(_) => "ROLLBACK TO delivery",
             };
             connection.run(close).map_err(|error| fault(&error))?;
         }

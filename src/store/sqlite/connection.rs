@@ -69,7 +69,12 @@ impl Sql for Connection {
         Ok(())
     }
 
-    fn try_lock(&self, keys: Vec<MessageKey>) -> Result<Vec<MessageKey>, StoreError> {
+    fn try_lock(
+        &self,
+        mut keys: Vec<MessageKey>,
+        max: usize,
+    ) -> Result<Vec<MessageKey>, StoreError> {
+        keys.truncate(max);
         Ok(keys)
     }
 

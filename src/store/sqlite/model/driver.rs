@@ -16,7 +16,7 @@ use crate::event::{Fingerprint, MessageKey, Stored};
 use crate::outcome::{Category, Code};
 use crate::store::ledger::{Ledger, kept_if_committed};
 use crate::store::outbox::Log;
-use crate::store::rows::{is_done, load_row, look, next_due};
+use crate::store::rows::{load_row, look, next_due, standing};
 use crate::store::session::kept_as_a_whole;
 use crate::store::writer::Kept;
 use crate::store::{
@@ -349,7 +349,7 @@ impl Store {
         if let Some(row) = row {
             self.compare_times(&row)?;
         }
-        let done = is_done(&self.connection, self.incoming.key).map_err(text)?;
+        let (done, _) = standing(&self.connection, self.incoming.key).map_err(text)?;
         expect("inbox key", &done, &world.done)?;
         expect("case", &self.case()?, &world.case)?;
         let held = self.holdings()?;

@@ -8,7 +8,7 @@ use crate::custody::{Limits, Row};
 use crate::event::MessageKey;
 use crate::store::ledger::Ledger;
 use crate::store::outbox::{self, Log};
-use crate::store::rows::{is_done, load_row, look, next_due};
+use crate::store::rows::{load_row, look, next_due, standing};
 use crate::store::writer::Kept;
 use crate::store::{AppMigration, Look, Outgoing, StoreError};
 
@@ -81,7 +81,7 @@ impl Store {
     }
 
     pub(super) fn is_done(&self, key: MessageKey) -> Result<bool, String> {
-        is_done(&self.connection, key).map_err(text)
+        standing(&self.connection, key).map(|(done, _)| done).map_err(text)
     }
 
     /// Whether it has an inbox key or a row.
