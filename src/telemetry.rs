@@ -134,17 +134,19 @@ impl Telemetry {
             let filter = wanted.and(filter_fn(|log| !is_export_path(log.target())));
             OpenTelemetryTracingBridge::new(loggers).with_filter(filter)
         });
-        // Traces do not depend on what is logged, and go through the process even when nobody
-        // collects them here.
+        // Traces do not depend on what is logged. Without a collector there are none: a message then
+        // passes the trace of its event on, and names no span that nobody has ever seen.
         let traced = filter_fn(|span| {
             span.is_span() && *span.level() <= Level::INFO && !is_export_path(span.target())
         });
-        let spans = tracing_opentelemetry::layer()
-            .with_tracer(telemetry.tracers.tracer("backstop"))
-            .with_location(false)
-            .with_threads(false)
-            .with_tracked_inactivity(false)
-            .with_filter(traced);
+        let spans = settings.otlp_endpoint.is_some().then(|| {
+            tracing_opentelemetry::layer()
+                .with_tracer(telemetry.tracers.tracer("backstop"))
+                .with_location(false)
+                .with_threads(false)
+                .with_tracked_inactivity(false)
+                .with_filter(traced)
+        });
         let lines = lines(settings.log_format, writer)
             .with_filter(EnvFilter::try_new(directives(settings)).context("BACKSTOP_LOG")?);
         let subscriber = tracing_subscriber::registry().with(spans).with(exported_logs).with(lines);

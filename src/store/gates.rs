@@ -104,12 +104,17 @@ impl AtGate {
     }
 }
 
+/// Whether any gate is closed.
+pub(super) fn any_closed(sql: &dyn Sql) -> Result<bool, StoreError> {
+    sql.exists("SELECT 1 FROM gate WHERE state = 'closed' LIMIT 1", &[])
+}
+
 /// Takes the due time from a recovering message whose gate is closed; a message that was never
 /// attempted waits at any closed gate of its subscription. Says whether it waits now.
 pub(super) fn wait_if_closed(sql: &dyn Sql, key: MessageKey) -> Result<bool, StoreError> {
     // Nearly always no gate is closed; then nobody is kept waiting. One that closes meanwhile is met
     // when the message is claimed.
-    if !sql.exists("SELECT 1 FROM gate WHERE state = 'closed' LIMIT 1", &[])? {
+    if !any_closed(sql)? {
         return Ok(false);
     }
     sql.lock_gates()?;
@@ -125,12 +130,12 @@ pub(super) fn wait_if_closed(sql: &dyn Sql, key: MessageKey) -> Result<bool, Sto
     Ok(waits > 0)
 }
 
-/// A success of the subscription opens its gates, each a step further.
-pub(super) fn succeeded(ledger: &Ledger<'_>, subscription: &str) -> Result<(), StoreError> {
+/// A success of the subscription opens its gates, each a step further. Says whether there was any.
+pub(super) fn succeeded(ledger: &Ledger<'_>, subscription: &str) -> Result<bool, StoreError> {
     let Ledger { sql, limits, now, .. } = *ledger;
     // Nearly always there is no gate; then nobody is kept waiting.
     if gates_of(sql, subscription)? == 0 {
-        return Ok(());
+        return Ok(false);
     }
     sql.lock_gates()?;
     for (code, gate) in of_subscription(sql, subscription)? {
@@ -147,7 +152,7 @@ pub(super) fn succeeded(ledger: &Ledger<'_>, subscription: &str) -> Result<(), S
             }
         }
     }
-    Ok(())
+    Ok(true)
 }
 
 /// The waiting messages that may be run now without a success, at most one a gate: claimed by the

@@ -231,6 +231,7 @@ impl Ledger<'_> {
         for key in gates::probes(self, max - claims.len())? {
             self.claim(key, AttemptKind::Recovery, &mut claims, &mut other)?;
         }
+        let closed = gates::any_closed(self.sql)?;
         while claims.len() < max {
             let due = self.unheld(DUE, max - claims.len())?;
             if due.is_empty() {
@@ -238,7 +239,7 @@ impl Ledger<'_> {
             }
             for key in due {
                 // Each step takes the message out of what is due, so this ends.
-                if !gates::wait_if_closed(self.sql, key)? {
+                if !closed || !gates::wait_if_closed(self.sql, key)? {
                     self.claim(key, AttemptKind::Recovery, &mut claims, &mut other)?;
                 }
             }
@@ -283,17 +284,21 @@ impl Ledger<'_> {
         incoming: &Arc<Incoming>,
         kind: AttemptKind,
     ) -> Result<Claim, StoreError> {
-        let row = rows::load_row(self.sql, incoming.key)?
-            .ok_or_else(|| StoreError::Corrupt("a claim without a row".into()))?;
-        let recorded: u32 = self
-            .sql
-            .value("SELECT count(*) FROM attempt WHERE key = $1", params![&incoming.key])?;
+        let found = self.sql.record(
+            "SELECT run, lease_until, (SELECT count(*) FROM attempt a WHERE a.key = m.key)
+             FROM message m WHERE key = $1",
+            params![&incoming.key],
+        )?;
+        let mut record =
+            found.ok_or_else(|| StoreError::Corrupt("a claim without a row".into()))?;
+        let (run, lease_until): (i64, Option<Timestamp>) = (record.take()?, record.take()?);
+        let recorded: u32 = record.take()?;
         Ok(Claim {
             incoming: Arc::clone(incoming),
-            run: row.run,
+            run,
             kind,
             attempt: recorded + 1,
-            lease_until: row.lease_until.unwrap_or(self.now),
+            lease_until: lease_until.unwrap_or(self.now),
         })
     }
 }

@@ -30,6 +30,7 @@ use crate::store::{AppMigration, Committed, Look, OpenAs, StoreError};
 
 mod connect;
 mod connection;
+mod halves;
 mod look;
 mod merged;
 mod migrate;
@@ -90,7 +91,7 @@ impl Postgres {
         let nothing = Log { id: 0, owner: id.to_string() };
         let store = Self {
             writer: Writer::start(PostgresWriter {
-                connector: connector.clone().for_writing(),
+                connector: connector.clone().for_writing()?,
                 clocks: clocks.clone(),
                 limits,
                 log: nothing.clone(),

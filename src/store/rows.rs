@@ -85,6 +85,7 @@ pub(super) fn standing(sql: &dyn Sql, key: MessageKey) -> Result<(bool, Option<R
     Ok((done, Some(row)))
 }
 
+#[cfg(test)]
 pub(super) fn load_row(sql: &dyn Sql, key: MessageKey) -> Result<Option<Row>, StoreError> {
     standing(sql, key).map(|(_, row)| row)
 }

@@ -101,15 +101,23 @@ fn the_log_setting_decides_about_lines_and_not_about_metrics() {
     assert!(metrics.contains("service_name=\"order-service\""), "{metrics}");
 }
 
-#[test]
-fn traces_are_told_whatever_is_logged() {
-    let quiet = TelemetrySettings { log: "error".to_owned(), ..settings(LogFormat::Json, None) };
+fn published_with(collector: Option<SocketAddr>) -> Option<String> {
+    let quiet =
+        TelemetrySettings { log: "error".to_owned(), ..settings(LogFormat::Json, collector) };
     let (_telemetry, subscriber) = Telemetry::build(&quiet, Output::default()).unwrap();
     let place = Place { subscription: "orders", topic: "orders", lane: Lane::Live };
-    let published = tracing::subscriber::with_default(subscriber, || {
+    tracing::subscriber::with_default(subscriber, || {
         span_for(place, None, None).in_scope(crate::observe::current_traceparent)
-    });
-    assert!(published.is_some_and(|parent| parent.len() == 55));
+    })
+}
+
+#[test]
+fn traces_are_told_whatever_is_logged_and_only_where_there_is_a_collector() {
+    let runtime = current_thread();
+    let _inside = runtime.enter();
+    let collector = Some(SocketAddr::from(([127, 0, 0, 1], 4317)));
+    assert!(published_with(collector).is_some_and(|parent| parent.len() == 55));
+    assert_eq!(published_with(None), None);
 }
 
 #[test]

@@ -11,7 +11,7 @@ use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use rustls::{ClientConfig, RootCertStore};
 use rustls_platform_verifier::BuilderVerifierExt;
-use tokio::runtime::Handle;
+use tokio::runtime::{Builder, Handle, Runtime};
 use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
 use tokio_postgres::{Client, Config};
 use tokio_postgres_rustls::MakeRustlsConnect;
@@ -119,10 +119,36 @@ pub struct PostgresSettings {
     pub migrates_at_start: bool,
 }
 
+/// What carries a connection's traffic while a thread waits for its answers.
+#[derive(Clone)]
+pub(super) enum Driver {
+    /// The process's runtime.
+    Shared(Handle),
+    /// The thread that waits, and only while it waits: an answer needs no other thread to be woken.
+    Own(Arc<Runtime>),
+}
+
+impl Driver {
+    /// Waits on this thread, which must not be one of a runtime's.
+    pub(super) fn block_on<F: Future>(&self, work: F) -> F::Output {
+        match self {
+            Self::Shared(handle) => handle.block_on(work),
+            Self::Own(runtime) => runtime.block_on(work),
+        }
+    }
+
+    fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
+        match self {
+            Self::Shared(handle) => drop(handle.spawn(work)),
+            Self::Own(runtime) => drop(runtime.spawn(work)),
+        }
+    }
+}
+
 /// Opens connections, each told the schema and the time limits before anything else.
 #[derive(Clone)]
 pub(super) struct Connector {
-    pub runtime: Handle,
+    pub driver: Driver,
     config: Config,
     tls: MakeRustlsConnect,
     lock_space: i64,
@@ -137,9 +163,10 @@ const BY_INDEX: &str = "-c enable_seqscan=off";
 const BY_INDEX_ALONE: &str = "-c enable_seqscan=off -c enable_hashjoin=off -c enable_mergejoin=off";
 
 impl Connector {
-    /// One for the writer.
-    pub(super) fn for_writing(self) -> Self {
-        self.with_options(BY_INDEX)
+    /// One for the writer, whose thread carries the traffic itself.
+    pub(super) fn for_writing(self) -> Result<Self, StoreError> {
+        let own = Builder::new_current_thread().enable_all().build().map_err(StoreError::away)?;
+        Ok(Self { driver: Driver::Own(Arc::new(own)), ..self.with_options(BY_INDEX) })
     }
 
     /// One for looks alone.
@@ -177,19 +204,20 @@ impl Connector {
             ));
         let tls = MakeRustlsConnect::new(tls_config(settings.url.root_cert.as_ref())?);
         let lock_space = lock_space(&settings.schema);
-        Ok(Self { runtime: Handle::current(), config, tls, lock_space, isolates: false })
+        let driver = Driver::Shared(Handle::current());
+        Ok(Self { driver, config, tls, lock_space, isolates: false })
     }
 
     pub(super) async fn connect(&self) -> Result<Connection, StoreError> {
         let client = self.client().await?;
-        Ok(Connection::new(client, self.runtime.clone(), self.lock_space, self.isolates))
+        Ok(Connection::new(client, self.driver.clone(), self.lock_space, self.isolates))
     }
 
-    /// Opens a connection; its traffic is carried on the runtime until it is dropped.
+    /// Opens a connection; its traffic is carried by the driver until it is dropped.
     pub(super) async fn client(&self) -> Result<Client, StoreError> {
         let connected = self.config.connect(self.tls.clone()).await;
         let (client, traffic) = connected.map_err(|error| StoreError::away(told(&error)))?;
-        self.runtime.spawn(async move {
+        self.driver.spawn(async move {
             // Whoever waits for an answer on it is told the same.
             if let Err(error) = traffic.await {
                 tracing::debug!(error = %told(&error), "A connection to the store has ended.");

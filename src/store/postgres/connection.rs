@@ -8,11 +8,11 @@ use std::collections::HashMap;
 
 use futures::future::join_all;
 use futures::{StreamExt, pin_mut};
-use tokio::runtime::Handle;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Error, Row, Statement};
 
+use super::connect::Driver;
 use super::values::{Read, keep_nul, nul_again};
 use crate::clock::Timestamp;
 use crate::effect::Value;
@@ -28,7 +28,7 @@ const PREPARED_MAX: usize = 512;
 /// A connection, in the hands of one thread at a time.
 pub(super) struct Connection {
     client: Client,
-    runtime: Handle,
+    driver: Driver,
     in_transaction: Cell<bool>,
     prepared: RefCell<HashMap<String, Statement>>,
     /// Put before every key, so that stores in one database do not wait for one another.
@@ -38,10 +38,10 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    pub(super) fn new(client: Client, runtime: Handle, lock_space: i64, isolates: bool) -> Self {
+    pub(super) fn new(client: Client, driver: Driver, lock_space: i64, isolates: bool) -> Self {
         Self {
             client,
-            runtime,
+            driver,
             in_transaction: Cell::new(false),
             prepared: RefCell::default(),
             lock_space,
@@ -60,7 +60,7 @@ impl Connection {
 
     /// Runs SQL without parameters.
     pub(super) fn run(&self, text: &str) -> Result<(), Error> {
-        self.runtime.block_on(self.client.batch_execute(text))
+        self.driver.block_on(self.client.batch_execute(text))
     }
 
     /// Begins a transaction.
@@ -73,7 +73,7 @@ impl Connection {
     pub(super) fn begin_with(&self, sending: Vec<Sent>) -> Result<(Begun, Vec<Answer>), Error> {
         let about = self.prepare(NOW_AND_NUMBER)?;
         self.in_transaction.set(true);
-        self.runtime.block_on(async {
+        self.driver.block_on(async {
             // Polled for the first time in this order, and so sent in it.
             let (began, about, answers) = tokio::join!(
                 self.client.batch_execute("BEGIN"),
@@ -88,11 +88,24 @@ impl Connection {
         })
     }
 
+    /// Runs SQL without parameters and then these statements, all sent at once, and gives their
+    /// answers in their order.
+    pub(super) fn run_with(&self, first: &str, sending: Vec<Sent>) -> Result<Vec<Answer>, Error> {
+        self.driver.block_on(async {
+            let (ran, answers) = tokio::join!(
+                self.client.batch_execute(first),
+                join_all(sending.into_iter().map(|sent| sent.by(&self.client))),
+            );
+            ran?;
+            answers.into_iter().collect()
+        })
+    }
+
     /// The types of a table's columns, in SQL.
     pub(super) fn column_types(&self, table: &str) -> Result<HashMap<String, String>, Error> {
         let text = "SELECT attname::text, format_type(atttypid, atttypmod) FROM pg_attribute
             WHERE attrelid = to_regclass($1::text) AND attnum > 0 AND NOT attisdropped";
-        let rows = self.runtime.block_on(self.client.query(text, &[&table]))?;
+        let rows = self.driver.block_on(self.client.query(text, &[&table]))?;
         rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect()
     }
 
@@ -124,14 +137,14 @@ impl Connection {
     /// What became of the transaction with that number.
     pub(super) fn status_of(&self, number: &str) -> Result<Option<String>, Error> {
         let status = "SELECT pg_xact_status($1::text::xid8)";
-        self.runtime.block_on(self.client.query_one(status, &[&number]))?.try_get(0)
+        self.driver.block_on(self.client.query_one(status, &[&number]))?.try_get(0)
     }
 
     pub(super) fn prepare(&self, text: &str) -> Result<Statement, Error> {
         if let Some(known) = self.prepared.borrow().get(text) {
             return Ok(known.clone());
         }
-        let statement = self.runtime.block_on(self.client.prepare(text))?;
+        let statement = self.driver.block_on(self.client.prepare(text))?;
         let mut prepared = self.prepared.borrow_mut();
         if prepared.len() >= PREPARED_MAX {
             prepared.clear();
@@ -143,7 +156,7 @@ impl Connection {
     /// Runs a statement and says how many rows it changed.
     fn change(&self, text: &str, params: &[Param<'_>]) -> Result<u64, Error> {
         let statement = self.prepare(text)?;
-        self.runtime.block_on(self.client.execute_raw(&statement, dynamic(params)))
+        self.driver.block_on(self.client.execute_raw(&statement, dynamic(params)))
     }
 
     /// The first `max` rows of a statement.
@@ -154,7 +167,7 @@ impl Connection {
         max: usize,
     ) -> Result<Vec<Vec<Value>>, Error> {
         let statement = self.prepare(text)?;
-        self.runtime.block_on(async {
+        self.driver.block_on(async {
             let found = self.client.query_raw(&statement, dynamic(params)).await?;
             pin_mut!(found);
             let mut rows = Vec::new();
@@ -328,7 +341,7 @@ impl Sql for Connection {
         let locks = self.locks(keys);
         let lock = || {
             let statement = self.lock_statement()?;
-            self.runtime.block_on(self.client.execute(&statement, &[&locks]))
+            self.driver.block_on(self.client.execute(&statement, &[&locks]))
         };
         lock().map(drop).map_err(|error| fault(&error))
     }
@@ -345,7 +358,7 @@ impl Sql for Connection {
             let text = "SELECT place FROM unnest($1::bigint[]) WITH ORDINALITY AS t (k, place)
                 WHERE pg_try_advisory_xact_lock(k) LIMIT $2";
             let statement = self.prepare(text)?;
-            let rows = self.runtime.block_on(self.client.query(&statement, &[&locks, &max]))?;
+            let rows = self.driver.block_on(self.client.query(&statement, &[&locks, &max]))?;
             rows.iter().map(|row| row.try_get(0)).collect::<Result<Vec<i64>, Error>>()
         };
         let places = lock().map_err(|error| fault(&error))?;
@@ -361,7 +374,7 @@ impl Sql for Connection {
     fn lock_gates(&self) -> Result<(), StoreError> {
         let lock = || {
             let statement = self.prepare("SELECT pg_advisory_xact_lock($1)")?;
-            self.runtime.block_on(self.client.execute(&statement, &[&self.lock_space]))
+            self.driver.block_on(self.client.execute(&statement, &[&self.lock_space]))
         };
         lock().map(drop).map_err(|error| fault(&error))
     }

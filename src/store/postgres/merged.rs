@@ -1,10 +1,10 @@
 //! Many deliveries in a handful of statements.
 //!
-//! Deliveries that only insert and upsert rows, of messages that are in no trouble, are written
-//! together: one statement for all their inbox keys, one for each shape of their rows, one for
-//! their outgoing messages, all sent at once. It is a bet that nothing is in the way. Where it is
-//! lost (a key that is known already, a row that is there, a gate), all is undone and the
-//! deliveries concerned are written one by one, which decides as always.
+//! Deliveries that only insert and upsert rows are written together: one statement for all their
+//! inbox keys, one for each shape of their rows, one for their outgoing messages, all sent at once.
+//! It is a bet that nothing is in the way. Where it is lost (a key that is known already, a row that
+//! is there, a claim that is another's by now), all is undone and the deliveries concerned are
+//! written in smaller groups, in the end one by one, which decides as always.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::Duration;
@@ -28,24 +28,29 @@ const STATEMENTS_MAX: usize = 24;
 /// Whether the delivery's parts can be written together with those of others.
 pub(super) fn is_mergeable(job: &dyn Job) -> bool {
     job.as_commit().is_some_and(|commit| {
-        commit.authority == Authority::Delivery
-            && commit.statements.iter().all(|statement| {
-                statement.expected_rows == Some(1)
-                    && !matches!(statement.action, Action::Sql { .. })
-            })
+        commit.statements.iter().all(|statement| {
+            statement.expected_rows == Some(1) && !matches!(statement.action, Action::Sql { .. })
+        })
     })
 }
 
-/// What a merged transaction came to before its commit.
+/// What statements sent together came to.
 pub(super) enum Bet {
     /// Nothing was in the way.
-    Won,
-    /// These are known already, or in trouble.
+    Won(Gates),
+    /// These are known already, in trouble, or no longer ours.
     Known(HashSet<MessageKey>),
-    /// Something was; what, the deliveries have to find out one by one.
+    /// Something was; what, the deliveries have to find out in smaller groups.
     Lost,
     /// The log of the outbox is another process's now.
     LogLost,
+}
+
+/// Whether the deliveries' subscriptions have gates, which a success opens.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Gates {
+    None,
+    Some,
 }
 
 /// What the writer remembers to build merged statements: the types of columns, and the topics that
@@ -76,63 +81,173 @@ impl Memory {
     }
 }
 
-/// Everything but the commit: begins a transaction and sends all statements of the group. Gives
-/// the transaction's number with what came of it.
-pub(super) fn run(
-    connection: &Connection,
-    memory: &mut Memory,
-    commits: &[&Commit],
-    log: &Log,
-    now: Timestamp,
-    remember_for: Duration,
-) -> Result<(String, Bet), tokio_postgres::Error> {
-    let mut sending = Vec::new();
-    sending.push(locks(connection, commits)?);
-    sending.push(inbox(connection, commits, now, remember_for)?);
-    sending.push(gates(connection, commits)?);
-    let Some(rows) = rows(connection, memory, commits)? else {
-        return Ok((String::new(), Bet::Lost));
-    };
-    let expected: Vec<u64> = rows.iter().map(|(_, expected)| *expected).collect();
-    sending.extend(rows.into_iter().map(|(sent, _)| sent));
-    let outgoing: u64 = commits.iter().map(|commit| commit.outgoing.len() as u64).sum();
-    let new_topics = topics(memory, commits, log);
-    if outgoing > 0 {
-        sending.extend(cursors(connection, &new_topics, log)?);
-        sending.push(outbox(connection, commits, log, now)?);
-    }
-    if sending.len() > STATEMENTS_MAX {
-        return Ok((String::new(), Bet::Lost));
-    }
-    let (begun, answers) = connection.begin_with(sending)?;
-    let number = begun.number;
-    let mut answers = answers.into_iter().skip(1);
-    let taken: HashSet<MessageKey> = match answers.next() {
-        Some(Answer::Keys(keys)) => keys.into_iter().collect(),
-        _ => HashSet::new(),
-    };
-    if taken.len() < commits.len() {
-        let keys = commits.iter().map(|commit| commit.incoming.key);
-        return Ok((number, Bet::Known(keys.filter(|key| !taken.contains(key)).collect())));
-    }
-    if !matches!(answers.next(), Some(Answer::Count(0))) {
-        return Ok((number, Bet::Lost));
-    }
-    for wanted in expected {
-        if !matches!(answers.next(), Some(Answer::Changed(changed)) if changed == wanted) {
-            return Ok((number, Bet::Lost));
-        }
-    }
-    if outgoing > 0 && !matches!(answers.last(), Some(Answer::Changed(n)) if n == outgoing) {
-        return Ok((number, Bet::LogLost));
-    }
-    memory.topics.extend(new_topics);
-    Ok((number, Bet::Won))
+/// Where and when a group is written.
+#[derive(Clone, Copy)]
+pub(super) struct At<'a> {
+    pub log: &'a Log,
+    pub now: Timestamp,
+    pub remember_for: Duration,
 }
 
-fn locks(connection: &Connection, commits: &[&Commit]) -> Result<Sent, tokio_postgres::Error> {
-    let keys: Vec<MessageKey> = commits.iter().map(|commit| commit.incoming.key).collect();
+/// The statements of a group, but for its locks, its beginning and its end.
+pub(super) struct Flight {
+    sending: Vec<Sent>,
+    keys: HashSet<MessageKey>,
+    /// Of claimed runs, whose rows go.
+    claimed: HashSet<MessageKey>,
+    /// How many rows each statement of a shape changes.
+    rows: Vec<u64>,
+    outgoing: u64,
+    new_topics: BTreeSet<(i64, String, String)>,
+}
+
+impl Flight {
+    /// `None` when the group cannot be written so.
+    pub(super) fn of(
+        connection: &Connection,
+        memory: &mut Memory,
+        commits: &[&Commit],
+        at: At<'_>,
+    ) -> Result<Option<Self>, tokio_postgres::Error> {
+        let mut sending = Vec::new();
+        let mut claimed = HashSet::new();
+        if let Some(runs) = Claimed::of(connection, commits)? {
+            claimed = runs.keys;
+            sending.push(runs.remove);
+            sending.push(inbox(connection, commits, at)?);
+            sending.push(runs.forget);
+        } else {
+            sending.push(inbox(connection, commits, at)?);
+        }
+        sending.push(gates(connection, commits)?);
+        let Some(shapes) = rows(connection, memory, commits)? else { return Ok(None) };
+        let rows = shapes.iter().map(|(_, expected)| *expected).collect();
+        sending.extend(shapes.into_iter().map(|(sent, _)| sent));
+        let outgoing: u64 = commits.iter().map(|commit| commit.outgoing.len() as u64).sum();
+        let new_topics = topics(memory, commits, at.log);
+        if outgoing > 0 {
+            sending.extend(cursors(connection, &new_topics, at.log)?);
+            sending.push(outbox(connection, commits, at)?);
+        }
+        if sending.len() > STATEMENTS_MAX {
+            return Ok(None);
+        }
+        let keys = commits.iter().map(|commit| commit.incoming.key).collect();
+        Ok(Some(Self { sending, keys, claimed, rows, outgoing, new_topics }))
+    }
+
+    /// Begins a transaction with them. Gives its number with what came of it.
+    pub(super) fn begin(
+        mut self,
+        connection: &Connection,
+        memory: &mut Memory,
+    ) -> Result<(String, Bet), tokio_postgres::Error> {
+        let mut sending = vec![locks(connection, self.keys.iter().copied())?];
+        sending.append(&mut self.sending);
+        let (begun, answers) = connection.begin_with(sending)?;
+        Ok((begun.number, self.judge(answers.into_iter().skip(1), memory)))
+    }
+
+    /// Runs them within a transaction, after `first`.
+    pub(super) fn follow(
+        mut self,
+        first: &str,
+        connection: &Connection,
+        memory: &mut Memory,
+    ) -> Result<Bet, tokio_postgres::Error> {
+        let answers = connection.run_with(first, std::mem::take(&mut self.sending))?;
+        Ok(self.judge(answers.into_iter(), memory))
+    }
+
+    fn judge(self, mut answers: impl Iterator<Item = Answer>, memory: &mut Memory) -> Bet {
+        let mut taken = |wanted: &HashSet<MessageKey>| {
+            let taken: HashSet<MessageKey> = match answers.next() {
+                Some(Answer::Keys(keys)) => keys.into_iter().collect(),
+                _ => HashSet::new(),
+            };
+            wanted.difference(&taken).copied().collect::<HashSet<_>>()
+        };
+        let mut known = if self.claimed.is_empty() { HashSet::new() } else { taken(&self.claimed) };
+        known.extend(taken(&self.keys));
+        if !known.is_empty() {
+            return Bet::Known(known);
+        }
+        if !self.claimed.is_empty() {
+            // Their attempts go with them, however many there are.
+            answers.next();
+        }
+        let gates = match answers.next() {
+            Some(Answer::Count(0)) => Gates::None,
+            Some(Answer::Count(_)) => Gates::Some,
+            _ => return Bet::Lost,
+        };
+        for wanted in self.rows {
+            if !matches!(answers.next(), Some(Answer::Changed(changed)) if changed == wanted) {
+                return Bet::Lost;
+            }
+        }
+        let appended = answers.last();
+        if self.outgoing > 0 && !matches!(appended, Some(Answer::Changed(n)) if n == self.outgoing)
+        {
+            return Bet::LogLost;
+        }
+        memory.topics.extend(self.new_topics);
+        Bet::Won(gates)
+    }
+}
+
+pub(super) fn locks(
+    connection: &Connection,
+    keys: impl Iterator<Item = MessageKey>,
+) -> Result<Sent, tokio_postgres::Error> {
+    let keys: Vec<MessageKey> = keys.collect();
     Ok(Sent::changing(connection.lock_statement()?, vec![Box::new(connection.locks(&keys))]))
+}
+
+/// What removes the rows of claimed runs, and then their attempts. A claim that is another's by
+/// now, or one with a case to be resolved, is not taken.
+struct Claimed {
+    keys: HashSet<MessageKey>,
+    remove: Sent,
+    forget: Sent,
+}
+
+impl Claimed {
+    /// `None` when there are no claimed runs among them.
+    fn of(
+        connection: &Connection,
+        commits: &[&Commit],
+    ) -> Result<Option<Self>, tokio_postgres::Error> {
+        let runs: Vec<(MessageKey, i64)> = commits
+            .iter()
+            .filter_map(|commit| match commit.authority {
+                Authority::Run(run) => Some((commit.incoming.key, run)),
+                Authority::Delivery => None,
+            })
+            .collect();
+        if runs.is_empty() {
+            return Ok(None);
+        }
+        let keys: Vec<Vec<u8>> = runs.iter().map(|(key, _)| key.0.to_vec()).collect();
+        let numbers: Vec<i64> = runs.iter().map(|(_, run)| *run).collect();
+        let remove = connection.prepare(
+            "DELETE FROM message m USING unnest($1::bytea[], $2::bigint[]) AS t (key, run)
+         WHERE m.key = t.key AND m.run = t.run AND m.state = 'running'
+           AND (SELECT e.key FROM exception e WHERE e.key = t.key
+                AND e.status IN ('open', 'redriving') LIMIT 1) IS NULL
+         RETURNING m.key",
+        )?;
+        let forget = connection.prepare(
+            "DELETE FROM attempt a USING unnest($1::bytea[]) AS t (key)
+         WHERE a.key = t.key
+           AND (SELECT e.key FROM exception e WHERE e.key = t.key LIMIT 1) IS NULL",
+        )?;
+        Ok(Some(Self {
+            keys: runs.into_iter().map(|(key, _)| key).collect(),
+            remove: Sent::taking_keys(remove, vec![Box::new(keys.clone()), Box::new(numbers)]),
+            forget: Sent::changing(forget, vec![Box::new(keys)]),
+        }))
+    }
 }
 
 /// One that had a row, or is done, is not taken. A subquery with a limit is not turned into a join,
@@ -140,10 +255,9 @@ fn locks(connection: &Connection, commits: &[&Commit]) -> Result<Sent, tokio_pos
 fn inbox(
     connection: &Connection,
     commits: &[&Commit],
-    now: Timestamp,
-    remember_for: Duration,
+    at: At<'_>,
 ) -> Result<Sent, tokio_postgres::Error> {
-    let table = inbox_table(now, remember_for);
+    let table = inbox_table(at.now, at.remember_for);
     let statement = connection.prepare(&format!(
         "INSERT INTO {table} (key, fingerprint, committed_at)
          SELECT t.key, t.fingerprint, $3::bigint
@@ -155,10 +269,10 @@ fn inbox(
     let keys: Vec<Vec<u8>> = commits.iter().map(|commit| commit.incoming.key.0.to_vec()).collect();
     let prints: Vec<Vec<u8>> =
         commits.iter().map(|commit| commit.incoming.fingerprint.0.to_vec()).collect();
-    Ok(Sent::taking_keys(statement, vec![Box::new(keys), Box::new(prints), Box::new(now.0)]))
+    Ok(Sent::taking_keys(statement, vec![Box::new(keys), Box::new(prints), Box::new(at.now.0)]))
 }
 
-/// A success opens gates, one by one; where there is any, the deliveries are written so.
+/// Whether the deliveries' subscriptions have gates.
 fn gates(connection: &Connection, commits: &[&Commit]) -> Result<Sent, tokio_postgres::Error> {
     let statement =
         connection.prepare("SELECT count(*) FROM gate WHERE subscription = ANY($1::text[])")?;
@@ -297,8 +411,7 @@ fn cursors(
 fn outbox(
     connection: &Connection,
     commits: &[&Commit],
-    log: &Log,
-    now: Timestamp,
+    at: At<'_>,
 ) -> Result<Sent, tokio_postgres::Error> {
     let statement = connection.prepare(
         "WITH moved AS (
@@ -315,13 +428,13 @@ fn outbox(
     let ids: Vec<String> = outgoing().map(|message| text(&message.message_id)).collect();
     let contents: Vec<Vec<u8>> = outgoing().map(|message| message.content.to_vec()).collect();
     let params: Vec<Box<dyn ToSql + Sync + Send>> = vec![
-        Box::new(log.id),
-        Box::new(log.owner.clone()),
+        Box::new(at.log.id),
+        Box::new(at.log.owner.clone()),
         Box::new(pubsubs),
         Box::new(topics),
         Box::new(ids),
         Box::new(contents),
-        Box::new(now.0),
+        Box::new(at.now.0),
     ];
     Ok(Sent::changing(statement, params))
 }

@@ -19,12 +19,14 @@ use tokio::time::sleep;
 
 use super::connect::Connector;
 use super::connection::{Begun, Connection, blame, fault, refusal};
-use super::merged::{self, Bet, Memory};
+use super::halves;
+use super::merged::{self, At, Bet, Flight, Gates, Memory};
 use super::process::{self, Clocks};
 use crate::clock::Timestamp;
 use crate::custody::Limits;
 use crate::event::MessageKey;
 use crate::store::StoreError;
+use crate::store::gates;
 use crate::store::ledger::Ledger;
 use crate::store::outbox::Log;
 use crate::store::writer::{Commit, Job, Transactions};
@@ -93,6 +95,17 @@ struct Pending<'a> {
     result: Option<Result<(), StoreError>>,
 }
 
+impl Pending<'_> {
+    fn is_on_disk(&mut self) {
+        self.job.was_committed();
+        self.result = Some(Ok(()));
+    }
+}
+
+fn commits_of<'a>(pending: &'a [&mut Pending<'_>]) -> Vec<&'a Commit> {
+    pending.iter().filter_map(|one| one.job.as_commit()).collect()
+}
+
 impl Transactions for PostgresWriter {
     fn commit(&mut self, jobs: &mut [Box<dyn Job>]) -> Vec<Result<(), StoreError>> {
         let mut pending: Vec<Pending<'_>> =
@@ -115,37 +128,48 @@ impl PostgresWriter {
             .collect();
         // The second time without those that were known the first time.
         for _ in 0..2 {
-            let commits: Vec<&Commit> =
-                merged.iter().filter_map(|one| one.job.as_commit()).collect();
+            let commits = commits_of(&merged);
             if commits.is_empty() {
                 return;
             }
             let mut bet = Bet::Lost;
             let result = self.certainly(|writer| {
                 // What becomes of it when the commit is in doubt and turns out to be on disk.
-                bet = Bet::Won;
+                bet = Bet::Won(Gates::None);
                 bet = writer.merged(&commits)?;
                 Ok(())
             });
             match (result, bet) {
-                (Ok(()), Bet::Won) => {
-                    for one in merged {
-                        one.job.was_committed();
-                        one.result = Some(Ok(()));
-                    }
-                    return;
-                }
+                (Ok(()), Bet::Won(_)) => return merged.iter_mut().for_each(|one| one.is_on_disk()),
                 (Ok(()), Bet::Known(known)) => {
                     merged.retain(|one| one.job.key().is_none_or(|key| !known.contains(&key)));
                 }
                 (Err(error @ StoreError::Away(_)), _) => {
-                    for one in merged {
-                        one.result = Some(Err(error.clone()));
-                    }
-                    return;
+                    return merged.iter_mut().for_each(|one| one.result = Some(Err(error.clone())));
                 }
                 // Something is wrong with one of them, or was in the way for long.
-                _ => return,
+                _ => break,
+            }
+        }
+        self.commit_in_halves(&mut merged);
+    }
+
+    /// Commits those that are in nobody's way, after all of them together could not be.
+    fn commit_in_halves(&mut self, merged: &mut [&mut Pending<'_>]) {
+        let commits = commits_of(merged);
+        if commits.len() < halves::WORTH_IT {
+            return;
+        }
+        let mut written = Vec::new();
+        let result = self.certainly(|writer| {
+            written = Vec::new();
+            writer.halves(&commits, &mut written)
+        });
+        for (place, one) in merged.iter_mut().enumerate() {
+            match &result {
+                Ok(()) if written.contains(&place) => one.is_on_disk(),
+                Err(error @ StoreError::Away(_)) => one.result = Some(Err(error.clone())),
+                _ => {}
             }
         }
     }
@@ -173,41 +197,95 @@ impl PostgresWriter {
     /// One merged transaction, unless something is in the way.
     fn merged(&mut self, commits: &[&Commit]) -> Result<Bet, Failure> {
         let connection = self.take_connection()?;
-        let now = self.clocks.now();
-        let ran = merged::run(
-            &connection,
-            &mut self.memory,
-            commits,
-            &self.log,
-            now,
-            self.limits.remember_for,
-        );
-        let connection = self.connection.insert(connection);
+        let at =
+            At { log: &self.log, now: self.clocks.now(), remember_for: self.limits.remember_for };
+        let ran = match Flight::of(&connection, &mut self.memory, commits, at) {
+            Ok(None) => return Ok(self.kept(connection, Bet::Lost)),
+            Ok(Some(flight)) => flight.begin(&connection, &mut self.memory),
+            Err(error) => Err(error),
+        };
         let (number, bet) = match ran {
             Ok(ran) => ran,
             Err(error) => {
                 self.memory.forget_types();
-                if connection.is_in_transaction() && connection.roll_back().is_err() {
-                    self.connection = None;
-                }
-                return match blame(&error) {
-                    Ok(_) => Ok(Bet::Lost),
-                    Err(error) => Err(error.into()),
-                };
+                self.abandon(connection);
+                return blame(&error).map(|_| Bet::Lost).map_err(Failure::from);
             }
         };
-        match bet {
-            Bet::Won => end(connection, true, number).map(|()| Bet::Won),
-            Bet::LogLost => {
-                connection.roll_back().map_err(|error| fault(&error))?;
-                Err(StoreError::LogLost.into())
+        let keeps = match bet {
+            Bet::Won(Gates::Some) => {
+                if let Err(error) = self.open_gates(&connection, commits) {
+                    self.abandon(connection);
+                    return Err(error.into());
+                }
+                true
             }
-            // It may not have begun at all.
-            Bet::Known(_) | Bet::Lost if connection.is_in_transaction() => {
-                end(connection, false, number).map(|()| bet)
-            }
-            Bet::Known(_) | Bet::Lost => Ok(bet),
+            Bet::Won(Gates::None) => true,
+            Bet::Known(_) | Bet::Lost | Bet::LogLost => false,
+        };
+        let connection = self.connection.insert(connection);
+        end(connection, keeps, number)?;
+        if matches!(bet, Bet::LogLost) {
+            return Err(StoreError::LogLost.into());
         }
+        Ok(bet)
+    }
+
+    /// One transaction with those that are in nobody's way; `written` are their places.
+    fn halves(&mut self, commits: &[&Commit], written: &mut Vec<usize>) -> Result<(), Failure> {
+        let connection = self.take_connection()?;
+        let at =
+            At { log: &self.log, now: self.clocks.now(), remember_for: self.limits.remember_for };
+        let ran = halves::run(&connection, &mut self.memory, commits, at).and_then(|ran| {
+            let kept: Vec<&Commit> =
+                ran.written.iter().filter_map(|place| commits.get(*place).copied()).collect();
+            if ran.gates == Gates::Some {
+                self.open_gates(&connection, &kept)?;
+            }
+            Ok(ran)
+        });
+        match ran {
+            Ok(ran) => {
+                let keeps = !ran.written.is_empty();
+                *written = ran.written;
+                let connection = self.connection.insert(connection);
+                end(connection, keeps, ran.number)
+            }
+            Err(error) => {
+                self.abandon(connection);
+                Err(error.into())
+            }
+        }
+    }
+
+    /// What the deliveries' success means for the gates of their subscriptions.
+    fn open_gates(&self, connection: &Connection, commits: &[&Commit]) -> Result<(), StoreError> {
+        let ledger = Ledger {
+            sql: connection,
+            limits: &self.limits,
+            log: &self.log,
+            now: self.clocks.now(),
+        };
+        let mut open = HashSet::new();
+        for commit in commits {
+            let subscription = commit.incoming.subscription.as_str();
+            if !open.contains(subscription) && !gates::succeeded(&ledger, subscription)? {
+                open.insert(subscription);
+            }
+        }
+        Ok(())
+    }
+
+    /// Keeps a connection that is in no transaction.
+    fn kept(&mut self, connection: Connection, bet: Bet) -> Bet {
+        self.connection = Some(connection);
+        bet
+    }
+
+    /// Undoes what a connection was in the middle of, and keeps it if that was possible.
+    fn abandon(&mut self, connection: Connection) {
+        let whole = !connection.is_in_transaction() || connection.roll_back().is_ok();
+        self.connection = Some(connection).filter(|_| whole);
     }
 
     /// Does something again until it is certain whether it is on disk.
@@ -271,14 +349,13 @@ impl PostgresWriter {
         let connection = self.take_connection()?;
         let Begun { time, number } = connection.begin().map_err(|error| fault(&error))?;
         let now = self.clocks.tell(time);
-        let ran = self.run(&connection, pending, now);
-        let connection = self.connection.insert(connection);
-        match ran {
-            Ok(kept) => end(connection, matches!(kept, Kept::Something), number),
+        match self.run(&connection, pending, now) {
+            Ok(kept) => {
+                let connection = self.connection.insert(connection);
+                end(connection, matches!(kept, Kept::Something), number)
+            }
             Err(error) => {
-                if connection.roll_back().is_err() {
-                    self.connection = None;
-                }
+                self.abandon(connection);
                 Err(error.into())
             }
         }
@@ -316,7 +393,7 @@ impl PostgresWriter {
     }
 
     fn connect(&self) -> Result<Connection, StoreError> {
-        self.connector.runtime.block_on(self.connector.connect())
+        self.connector.driver.block_on(self.connector.connect())
     }
 
     /// Whether the transaction with that number is on disk.
@@ -333,7 +410,7 @@ impl PostgresWriter {
                 Ok(Some("aborted")) => return Ok(false),
                 // Made inside: a timer belongs to the runtime it is made in.
                 _ if Instant::now() < until => {
-                    self.connector.runtime.block_on(async { sleep(ASK_EVERY).await });
+                    self.connector.driver.block_on(async { sleep(ASK_EVERY).await });
                 }
                 _ => {
                     // Whoever comes again meets what is on disk.
