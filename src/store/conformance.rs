@@ -16,6 +16,7 @@ use crate::event::Fingerprint;
 
 mod bytes_kept;
 mod effects_made;
+mod groups;
 mod memory;
 mod operators;
 mod outbox_log;

@@ -13,7 +13,7 @@ fn add(ledger: &Ledger<'_>, text: &str) -> Result<(), StoreError> {
 
 /// Holds the writer in a job until the sender speaks, so that what follows queues up behind it and
 /// shares one transaction.
-async fn hold(store: &Store) -> (oneshot::Sender<()>, tokio::task::JoinHandle<()>) {
+pub(super) async fn hold(store: &Store) -> (oneshot::Sender<()>, tokio::task::JoinHandle<()>) {
     let (go, wait) = oneshot::channel();
     let (begun, has_begun) = oneshot::channel();
     let store = store.clone();
