@@ -193,7 +193,7 @@ type Server = tokio::task::JoinHandle<Result<(), tonic::transport::Error>>;
 struct Running {
     consumer: Arc<Consumer>,
     client: Client,
-    identity: watch::Receiver<Option<Identity>>,
+    identity: watch::Receiver<Option<Arc<Identity>>>,
     deliveries: TaskTracker,
     loops: TaskTracker,
     /// No new deliveries, no new recoveries.

@@ -13,7 +13,8 @@ type Messages = Arc<Mutex<HashMap<MessageKey, First>>>;
 /// The delivery that handles a message.
 struct First {
     fingerprint: Fingerprint,
-    ended: CancellationToken,
+    /// Made by the first twin, for there is nearly never one.
+    ended: Option<CancellationToken>,
 }
 
 /// Bounded by the deliveries in flight: every entry belongs to one of them.
@@ -34,18 +35,18 @@ pub(crate) enum Entered {
 pub(crate) struct Slot {
     messages: Messages,
     key: MessageKey,
-    ended: CancellationToken,
 }
 
 impl InFlight {
     pub(crate) fn enter(&self, key: MessageKey, fingerprint: Fingerprint) -> Entered {
         let mut messages = self.messages.lock().unwrap_or_else(PoisonError::into_inner);
         match messages.entry(key) {
-            Entry::Occupied(first) => Entered::Twin(first.get().ended.clone()),
+            Entry::Occupied(mut first) => {
+                Entered::Twin(first.get_mut().ended.get_or_insert_default().clone())
+            }
             Entry::Vacant(vacant) => {
-                let ended = CancellationToken::new();
-                vacant.insert(First { fingerprint, ended: ended.clone() });
-                Entered::First(Slot { messages: Arc::clone(&self.messages), key, ended })
+                vacant.insert(First { fingerprint, ended: None });
+                Entered::First(Slot { messages: Arc::clone(&self.messages), key })
             }
         }
     }
@@ -59,7 +60,9 @@ impl InFlight {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        self.messages.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.key);
-        self.ended.cancel();
+        let first = self.messages.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.key);
+        if let Some(ended) = first.and_then(|first| first.ended) {
+            ended.cancel();
+        }
     }
 }

@@ -123,6 +123,9 @@ pub fn decode(arrival: Arrival) -> Vec<Result<Event, Malformed>> {
 }
 
 fn binary_attributes(metadata: &BTreeMap<String, String>) -> Option<Map<String, Value>> {
+    if !metadata.keys().any(|key| ends_with_ignoring_case(key, "specversion")) {
+        return None;
+    }
     let lower: BTreeMap<String, &str> =
         metadata.iter().map(|(key, value)| (key.to_ascii_lowercase(), value.as_str())).collect();
     let content_type = ["content-type", "metadata.contenttype"]
@@ -149,6 +152,11 @@ fn binary_attributes(metadata: &BTreeMap<String, String>) -> Option<Map<String, 
         attributes.insert("datacontenttype".to_owned(), content_type);
     }
     Some(attributes)
+}
+
+fn ends_with_ignoring_case(text: &str, end: &str) -> bool {
+    let start = text.len().checked_sub(end.len());
+    start.and_then(|start| text.get(start..)).is_some_and(|tail| tail.eq_ignore_ascii_case(end))
 }
 
 /// Undoes `%xx`; text that does not come out as UTF-8, or in which a `%` means itself, stays.
@@ -266,17 +274,24 @@ fn judge(stored: &Stored, seen: &mut Seen) -> Result<(Head, Data), Code> {
         None => json_text(&stored.body)?,
     };
     let members = members(text)?;
-    *seen = Seen {
-        id: cut(&members, "id", ID_BYTES_MAX),
-        source: cut(&members, "source", ATTRIBUTE_BYTES_MAX),
-        ty: cut(&members, "type", ATTRIBUTE_BYTES_MAX),
-        subject: cut(&members, "subject", ATTRIBUTE_BYTES_MAX),
-    };
-    let head = head(&members)?;
+    let judged = head_and_data(stored, &members);
+    if judged.is_err() {
+        *seen = Seen {
+            id: cut(&members, "id", ID_BYTES_MAX),
+            source: cut(&members, "source", ATTRIBUTE_BYTES_MAX),
+            ty: cut(&members, "type", ATTRIBUTE_BYTES_MAX),
+            subject: cut(&members, "subject", ATTRIBUTE_BYTES_MAX),
+        };
+    }
+    judged
+}
+
+fn head_and_data(stored: &Stored, members: &Members<'_>) -> Result<(Head, Data), Code> {
+    let head = head(members)?;
     let declared = Declared::of(head.content_type.as_deref());
     let content = match stored.attributes {
         Some(_) => bytes_content(declared, stored.body.clone())?,
-        None => structured_content(declared, &members, &stored.body)?,
+        None => structured_content(declared, members, &stored.body)?,
     };
     let data = Data::new(&head.ty, content);
     Ok((head, data))

@@ -1,5 +1,7 @@
 //! `/metrics`, `/healthz` and `/readyz`.
 
+use std::sync::Arc;
+
 use axum::Router;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
@@ -17,7 +19,7 @@ use crate::telemetry::Telemetry;
 #[derive(Clone)]
 pub(super) struct Probes {
     pub store: Store,
-    pub identity: watch::Receiver<Option<Identity>>,
+    pub identity: watch::Receiver<Option<Arc<Identity>>>,
     pub stopping: CancellationToken,
     pub telemetry: Telemetry,
 }

@@ -26,7 +26,7 @@ use tokio_util::task::TaskTracker;
 use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status};
 
-use super::identity::{Identity, second_component};
+use super::identity::{Identity, is_second_component, second_component};
 use super::token::TokenCheck;
 use super::wire::{arrival_of, bulk_arrival, grpc_timeout, matches_topic, metadata_of};
 use crate::consumer::{Call, Consumer, Origin};
@@ -50,7 +50,7 @@ pub(crate) struct Callback {
     consumer: Arc<Consumer>,
     /// The component of subscriptions that name none.
     pubsub: Arc<str>,
-    identity: watch::Receiver<Option<Identity>>,
+    identity: watch::Receiver<Option<Arc<Identity>>>,
     deliveries: TaskTracker,
     token: TokenCheck,
     draining: CancellationToken,
@@ -60,7 +60,7 @@ impl Callback {
     pub(crate) fn new(
         consumer: Arc<Consumer>,
         pubsub: Arc<str>,
-        identity: watch::Receiver<Option<Identity>>,
+        identity: watch::Receiver<Option<Arc<Identity>>>,
         deliveries: TaskTracker,
         draining: CancellationToken,
         token: TokenCheck,
@@ -68,7 +68,7 @@ impl Callback {
         Self { consumer, pubsub, identity, deliveries, token, draining }
     }
 
-    async fn identity(&self) -> Result<Identity, Status> {
+    async fn identity(&self) -> Result<Arc<Identity>, Status> {
         let mut told = self.identity.clone();
         let waited = tokio::time::timeout(IDENTITY_WAIT, told.wait_for(Option::is_some)).await;
         let identity = match waited {
@@ -88,10 +88,9 @@ impl Callback {
     ) -> Option<(Arc<Subscription>, Lane)> {
         self.consumer.subscriptions.iter().find_map(|subscription| {
             let own = subscription.pubsub_or(&self.pubsub);
-            let second = second_component(own);
             let by_own = pubsub == own || pubsub.is_empty();
-            let lane = if topic == identity.dead_letter_topic(subscription.topic_name()) {
-                (by_own || pubsub == second).then_some(Lane::DeadLetter)
+            let lane = if identity.is_dead_letter_topic(topic, subscription.topic_name()) {
+                (by_own || is_second_component(pubsub, own)).then_some(Lane::DeadLetter)
             } else {
                 (by_own && matches_topic(subscription.topic_name(), topic)).then_some(Lane::Live)
             };

@@ -39,6 +39,12 @@ impl Identity {
         format!("{topic}-{}-dead", self.consumer)
     }
 
+    /// Whether `other` is the dead-letter topic of a topic.
+    pub(crate) fn is_dead_letter_topic(&self, other: &str, topic: &str) -> bool {
+        let rest = other.strip_prefix(topic).and_then(|rest| rest.strip_suffix("-dead"));
+        rest.and_then(|rest| rest.strip_prefix('-')) == Some(&self.consumer)
+    }
+
     /// Where the broker puts what can never reach us even as a dead letter.
     pub(crate) fn unreadable_topic(&self, topic: &str) -> String {
         format!("{topic}-{}-unreadable", self.consumer)
@@ -57,12 +63,17 @@ pub(crate) fn second_component(pubsub: &str) -> String {
     format!("{pubsub}-dead")
 }
 
+/// Whether `other` is the second component of `pubsub`.
+pub(crate) fn is_second_component(other: &str, pubsub: &str) -> bool {
+    other.strip_prefix(pubsub) == Some("-dead")
+}
+
 /// Asks until the sidecar answers, and then tells everybody who waits; ends early at `stop`.
 pub(crate) async fn learn(
     client: Client,
     configured: Option<String>,
     observer: Observer,
-    told: watch::Sender<Option<Identity>>,
+    told: watch::Sender<Option<Arc<Identity>>>,
     stop: CancellationToken,
 ) {
     let mut asked = 0_u32;
@@ -80,7 +91,7 @@ pub(crate) async fn learn(
             let (app_id, version) = (metadata.app_id.clone(), metadata.runtime_version.clone());
             let identity = Identity::new(configured.as_deref(), metadata);
             observer.sidecar_found(&app_id, &version, &identity.consumer);
-            told.send_replace(Some(identity));
+            told.send_replace(Some(Arc::new(identity)));
             return;
         }
         let pause = ASK_AGAIN.delay(asked, 0);

@@ -224,7 +224,8 @@ impl Postgres {
         pool: &Pool<Connector>,
         work: impl FnOnce(&Connection) -> Result<R, StoreError> + Send + 'static,
     ) -> Result<R, StoreError> {
-        let connection = match pool.get().await {
+        // Boxed: it is large, and part of every delivery's future.
+        let connection = match Box::pin(pool.get()).await {
             Ok(connection) => connection,
             Err(PoolError::Backend(error)) => return Err(error),
             Err(error) => return Err(StoreError::away(error)),

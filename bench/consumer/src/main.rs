@@ -13,6 +13,9 @@ use std::time::Duration;
 
 use backstop::{Code, Context, Effects, HandlerError, Message, Service, Subscription, insert, sql};
 
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 const AWAY: Code = Code::new("bench_away");
 
 const TABLE_SQLITE: &str = include_str!("../../schema/business-sqlite.sql");

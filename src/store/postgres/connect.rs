@@ -196,7 +196,7 @@ impl Connector {
             // Never a standby, which could not be written.
             .target_session_attrs(TargetSessionAttrs::ReadWrite)
             .options(format!(
-                "{own} -c search_path={},public -c statement_timeout={} -c lock_timeout={} -c idle_in_transaction_session_timeout={}",
+                "-c jit=off {own} -c search_path={},public -c statement_timeout={} -c lock_timeout={} -c idle_in_transaction_session_timeout={}",
                 settings.schema,
                 settings.statement_timeout.as_millis(),
                 settings.lock_timeout.as_millis(),
