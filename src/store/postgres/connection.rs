@@ -19,6 +19,7 @@ use crate::effect::Value;
 use crate::event::MessageKey;
 use crate::outcome::{Code, reason};
 use crate::store::StoreError;
+use crate::store::outbox::Log;
 use crate::store::sql::{Param, Record, Sql};
 use crate::store::statements::{QUERY_ROWS_READ, bounded, query_writes};
 
@@ -360,7 +361,19 @@ impl Sql for Connection {
         };
         lock().map(drop).map_err(|error| fault(&error))
     }
+
+    fn lock_log(&self, log: &Log) -> Result<bool, StoreError> {
+        let lock = || {
+            let statement = self.prepare(LOCK_LOG)?;
+            self.runtime.block_on(self.client.execute(&statement, &[&log.id, &log.owner]))
+        };
+        lock().map(|locked| locked > 0).map_err(|error| fault(&error))
+    }
 }
+
+/// What [`Sql::lock_log`] runs. The row stays as it is, so no versions of it pile up.
+pub(super) const LOCK_LOG: &str =
+    "SELECT id FROM outbox_log WHERE id = $1 AND owner = $2 FOR UPDATE";
 
 /// Why a handler's statement changed nothing.
 enum Refusal {

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use tokio_postgres::types::ToSql;
 
-use super::connection::{Answer, Connection, Sent};
+use super::connection::{Answer, Connection, LOCK_LOG, Sent};
 use super::values::keep_nul;
 use crate::clock::Timestamp;
 use crate::custody::Authority;
@@ -29,6 +29,7 @@ const STATEMENTS_MAX: usize = 24;
 pub(super) fn is_mergeable(job: &dyn Job) -> bool {
     job.as_commit().is_some_and(|commit| {
         commit.authority == Authority::Delivery
+            && commit.outgoing.iter().all(|message| message.due_at.is_none())
             && commit.statements.iter().all(|statement| {
                 statement.expected_rows == Some(1)
                     && !matches!(statement.action, Action::Sql { .. })
@@ -99,6 +100,9 @@ pub(super) fn run(
     let new_topics = topics(memory, commits, log);
     if outgoing > 0 {
         sending.extend(cursors(connection, &new_topics, log)?);
+        let owned: Vec<Box<dyn ToSql + Sync + Send>> =
+            vec![Box::new(log.id), Box::new(log.owner.clone())];
+        sending.push(Sent::changing(connection.prepare(LOCK_LOG)?, owned));
         sending.push(outbox(connection, commits, log, now)?);
     }
     if sending.len() > STATEMENTS_MAX {
@@ -301,18 +305,22 @@ fn outbox(
     now: Timestamp,
 ) -> Result<Sent, tokio_postgres::Error> {
     let statement = connection.prepare(
-        "WITH moved AS (
-             UPDATE outbox_log SET last_seq = last_seq + cardinality($3::text[])
-             WHERE id = $1 AND owner = $2 RETURNING last_seq - cardinality($3::text[]) AS before)
-         INSERT INTO outbox (log, seq, pubsub, topic, message_id, content, created_at)
-         SELECT $1, moved.before + t.place, t.pubsub, t.topic, t.message_id, t.content, $7::bigint
-         FROM moved, unnest($3::text[], $4::text[], $5::text[], $6::bytea[]) WITH ORDINALITY
-             AS t (pubsub, topic, message_id, content, place)",
+        "WITH log AS (
+             SELECT greatest(last_seq, (SELECT max(seq) FROM outbox WHERE log = $1)) AS last
+             FROM outbox_log WHERE id = $1 AND owner = $2)
+         INSERT INTO outbox
+             (log, seq, pubsub, topic, message_id, ordering_key, content, created_at)
+         SELECT $1, log.last + t.place, t.pubsub, t.topic, t.message_id, t.ordering_key, t.content,
+                $8::bigint
+         FROM log, unnest($3::text[], $4::text[], $5::text[], $6::text[], $7::bytea[])
+             WITH ORDINALITY AS t (pubsub, topic, message_id, ordering_key, content, place)",
     )?;
     let outgoing = || commits.iter().flat_map(|commit| &commit.outgoing);
     let pubsubs: Vec<String> = outgoing().map(|message| text(&message.pubsub)).collect();
     let topics: Vec<String> = outgoing().map(|message| text(&message.topic)).collect();
     let ids: Vec<String> = outgoing().map(|message| text(&message.message_id)).collect();
+    let keys: Vec<Option<String>> =
+        outgoing().map(|message| message.ordering_key.as_deref().map(text)).collect();
     let contents: Vec<Vec<u8>> = outgoing().map(|message| message.content.to_vec()).collect();
     let params: Vec<Box<dyn ToSql + Sync + Send>> = vec![
         Box::new(log.id),
@@ -320,6 +328,7 @@ fn outbox(
         Box::new(pubsubs),
         Box::new(topics),
         Box::new(ids),
+        Box::new(keys),
         Box::new(contents),
         Box::new(now.0),
     ];

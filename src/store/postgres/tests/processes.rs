@@ -2,11 +2,17 @@
 //! dead while they live.
 
 use super::*;
+use crate::store::Outgoing;
 use crate::store::postgres::process::LEASE;
 
 /// The ids that wait to be published, in the order they will be.
 async fn waiting(store: &Store) -> Vec<String> {
     let topics = store.outbox_pending(99).await.unwrap();
+    topics.into_iter().flatten().map(|message| message.message_id).collect()
+}
+
+async fn waiting_all(store: &Store) -> Vec<String> {
+    let topics = store.outbox_pending(9_999).await.unwrap();
     topics.into_iter().flatten().map(|message| message.message_id).collect()
 }
 
@@ -24,7 +30,7 @@ async fn five_processes_that_start_at_once_make_the_tables_once() {
     for opened in opened {
         opened.unwrap();
     }
-    assert_eq!(place.on_disk("SELECT count(*) FROM refinery_schema_history").await, 5);
+    assert_eq!(place.on_disk("SELECT count(*) FROM refinery_schema_history").await, 6);
     assert_eq!(place.on_disk("SELECT count(*) FROM app_migration").await, 1);
 }
 
@@ -96,6 +102,54 @@ async fn a_process_that_ended_properly_leaves_its_outbox_and_no_alarm() {
     living.serving().await.unwrap();
     assert_eq!(waiting(&living).await, ["1"]);
     assert_eq!(living.crash_seen(), None);
+}
+
+#[tokio::test]
+async fn delayed_messages_are_moved_once_by_whichever_replica_and_in_order() {
+    const COUNT: usize = 300;
+    let place = Place::postgres();
+    let replicas = [place.open().await, place.open().await, place.open().await];
+    for n in 0..COUNT {
+        let later = Outgoing {
+            due_at: Some(replicas[0].now().plus(Duration::from_secs(1))),
+            ..outgoing("topic", &format!("{n:03}"))
+        };
+        let id = n.to_string();
+        let commit = replicas[0].commit(message(&id), Authority::Delivery, Vec::new(), vec![later]);
+        assert_eq!(commit.await.unwrap(), Committed::Yes);
+    }
+    place.pass(Duration::from_secs(2));
+    let move_all = |store: &Store| {
+        let store = store.clone();
+        async move {
+            while store.outbox_look().await.unwrap().next_due.is_some() {
+                store.outbox_move_due(7).await.unwrap();
+            }
+        }
+    };
+    futures::future::join_all(replicas.iter().map(move_all)).await;
+    let mut all = Vec::new();
+    for replica in &replicas {
+        let own = waiting_all(replica).await;
+        assert!(own.is_sorted(), "in the order of its log: {own:?}");
+        all.extend(own);
+    }
+    all.sort();
+    let expected: Vec<String> = (0..COUNT).map(|n| format!("{n:03}")).collect();
+    assert_eq!(all, expected);
+}
+
+#[tokio::test]
+async fn a_log_that_was_adopted_is_not_read_by_the_process_that_had_it() {
+    let place = Place::postgres();
+    let (paused, other) = (place.open().await, place.open().await);
+    publish(&paused, "1").await;
+    let topic = paused.outbox_look().await.unwrap().waiting.remove(0).topic;
+    assert!(paused.outbox_read(topic.clone(), 0, 9, 9_999).await.unwrap().is_some());
+    place.pass(LEASE + Duration::from_secs(1));
+    other.serving().await.unwrap();
+    assert!(paused.outbox_read(topic.clone(), 0, 9, 9_999).await.unwrap().is_none());
+    assert_eq!(other.outbox_read(topic, 0, 9, 9_999).await.unwrap().unwrap().len(), 1);
 }
 
 #[tokio::test]
