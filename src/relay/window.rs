@@ -35,9 +35,12 @@ const HELD_MAX: usize = 1_000;
 const HELD_BYTES_MAX: usize = 4 << 20;
 /// Messages remembered beyond the cursor, those that were accepted included.
 const WINDOW_MAX: usize = 100_000;
-/// Failures that count against a message: alone, while later ones were accepted. With one more, after
-/// yet another acceptance, it is refused; that is its eighth in all, after about 25 s.
-const FAILURES_MAX: u32 = 6;
+/// A message is refused at its eighth failure alone at the earliest, after about 25 s.
+const FAILURES_MIN: u32 = 8;
+/// So many failures before must have come after a later message was accepted.
+const COUNTED_MIN: u32 = 6;
+/// Failures of a topic in a row that are taken for an outage.
+const OUTAGE_FAILURES: u32 = 5;
 /// The wait before a message, or a topic in trouble, is tried again.
 const BACKOFF: Backoff =
     Backoff { first: Duration::from_millis(200), max: Duration::from_secs(15) };
@@ -97,7 +100,7 @@ struct Open {
     goes_alone: bool,
     /// Failures alone.
     failures: u32,
-    /// How many of them count against it.
+    /// How many of them came after a later one was accepted; from 0 again after an outage.
     counted: u32,
     /// A later one was accepted since its last failure.
     is_overtaken: bool,
@@ -255,7 +258,7 @@ impl Window {
 
     /// Whether it would be refused at its next failure if a later one were accepted before.
     fn needs_check(&self, open: &Open) -> bool {
-        open.counted >= FAILURES_MAX && !open.is_overtaken
+        open.failures + 1 >= FAILURES_MIN && open.counted >= COUNTED_MIN && !open.is_overtaken
     }
 
     /// Where nothing else leaves that would tell, the latest that was accepted is sent again.
@@ -297,7 +300,7 @@ impl Window {
                 if kind == Kind::Batch {
                     self.batch_rest = Pauses::default();
                 }
-                self.accepted(seqs);
+                self.accepted(kind, seqs);
                 None
             }
             (Kind::Batch, Err(error)) => {
@@ -317,7 +320,7 @@ impl Window {
         }
     }
 
-    fn accepted(&mut self, seqs: &[i64]) {
+    fn accepted(&mut self, kind: Kind, seqs: &[i64]) {
         for seq in seqs {
             self.mark(*seq);
             if let Some(open) = self.take(*seq)
@@ -327,11 +330,14 @@ impl Window {
             }
         }
         let Some(last) = seqs.iter().max() else { return };
-        let was_in_trouble = self.trouble.failures > 0;
-        self.trouble = Pauses::default();
+        let trouble = std::mem::take(&mut self.trouble);
+        let ends_outage = kind != Kind::Check && trouble.failures >= OUTAGE_FAILURES;
         for open in self.open.values_mut().filter(|open| open.failures > 0) {
             open.is_overtaken |= open.message.seq < *last;
-            if was_in_trouble && open.counted == 0 {
+            if ends_outage {
+                open.counted = 0;
+            }
+            if trouble.failures > 0 && open.counted == 0 {
                 // Probably not its own fault.
                 open.until = None;
             }
@@ -354,6 +360,7 @@ impl Window {
     }
 
     fn failed_alone(&mut self, seq: i64, error: PublishError, now: Instant) -> Option<Refusal> {
+        let later_accepted = self.latest.as_ref().is_some_and(|latest| latest.seq > seq);
         let open = self.open.get_mut(&seq)?;
         open.goes_alone = true;
         let code = match error {
@@ -361,11 +368,9 @@ impl Window {
             PublishError::Failed(code) => code,
         };
         open.failures = open.failures.saturating_add(1);
-        // Counted from the first time on that a later one was accepted while it was failing.
-        if open.is_overtaken || open.counted > 0 {
-            open.counted = open.counted.saturating_add(1);
-        }
-        if std::mem::take(&mut open.is_overtaken) && open.counted > FAILURES_MAX {
+        let is_proven = open.failures >= FAILURES_MIN && open.counted >= COUNTED_MIN;
+        open.counted = open.counted.saturating_add(u32::from(later_accepted));
+        if std::mem::take(&mut open.is_overtaken) && is_proven {
             return self.refusal(seq, code);
         }
         open.is_out = false;

@@ -160,6 +160,34 @@ fn secs(secs: u64) -> Duration {
 }
 
 #[test]
+fn one_that_failed_only_after_all_others_had_left_is_refused_too() {
+    let mut window = window(&[None; 3]);
+    let now = Instant::now();
+    let batch = window.next(now).unwrap();
+    // As if the first had been too large for the batch and were still out.
+    window.batch_failed(&[1], false, now);
+    window.accepted(Kind::Batch, &[2, 3]);
+    window.batches = 0;
+    drop(batch);
+    let mut driven = Driven::new(window);
+    driven.run(secs(600), |seq, _| seq != 1);
+    assert_eq!((driven.refused, driven.tries.len()), (vec![1], 8));
+}
+
+#[test]
+fn what_failed_during_an_outage_is_not_refused_for_one_failure_after_it() {
+    // Others left, then an outage, and when it is over the first fails a few times more.
+    let mut driven = Driven::new(window(&[None; 20]));
+    driven.run(secs(3), |seq, _| seq != 1);
+    driven.run(secs(3600), |_, _| false);
+    driven.window.add((21..40).map(|seq| message(seq, None)).collect(), 39);
+    driven.run(secs(40), |seq, at| seq != 1 || at > secs(3630));
+    assert!(driven.refused.is_empty());
+    driven.run(secs(60), |_, _| true);
+    assert_eq!(driven.window.reached(), 39);
+}
+
+#[test]
 fn two_that_always_fail_are_both_refused() {
     let mut driven = Driven::new(window(&[None; 20]));
     driven.run(Duration::from_secs(600), |seq, _| ![3, 12].contains(&seq));
@@ -260,7 +288,7 @@ fn what_is_in_hand_is_bounded() {
         assert!(window.open.len() <= HELD_MAX && window.slots.len() <= WINDOW_MAX);
         let Some(call) = window.next(now) else { break };
         let rest: Vec<i64> = seqs(&call).into_iter().filter(|seq| *seq != 1).collect();
-        window.accepted(&rest);
+        window.accepted(call.kind, &rest);
         match call.kind {
             Kind::Batch => window.batches = 0,
             _ => window.alone = 0,
