@@ -117,7 +117,7 @@ events! {
         "The poison log: a case was opened and waits for a person. Once for each case.";
     PUBLISH_REFUSED = ERROR "Outgoing message refused for good."
         with ["topic", "code", "exception_id"],
-        "A case was opened for a message that the sidecar will never take.";
+        "A case was opened for a message that can never leave: too large, or it fails alone while others leave.";
     STORE_AWAY = ERROR "The store cannot commit; deliveries are held back."
         with [],
         "Health is unhealthy, nothing is acknowledged and no attempt is counted until it is back.";

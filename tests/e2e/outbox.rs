@@ -58,7 +58,7 @@ async fn ten_thousand_messages_of_the_outbox_drain_at_a_rate_that_is_told() {
     let rate = f64::from(count) / took.as_secs_f64();
     eprintln!("drained {count} messages in {took:?}: {rate:.0}/s; begun after {:?}", began - first);
     assert_eq!(world.published("burst"), ids.len(), "each once");
-    // Measured far above; one publish a call gave 300 to 600.
+    // Far below what is usual: a machine with other things to do passes too.
     assert!(rate > 1000.0, "{rate:.0} messages a second");
 }
 
@@ -180,7 +180,7 @@ async fn a_delayed_message_leaves_when_it_is_due() {
     // Over a restart.
     world.kill_app();
     world.start_app().await;
-    becomes(SOON, "both", 2, async || world.published("delayed")).await;
+    becomes(SOON, "both", ["now", "later"], async || arrived(&world, "delayed")).await;
     let late = SystemTime::now().duration_since(in_3_s).expect("not before it is due");
     assert!(late < secs(2.0), "{late:?} late");
 }

@@ -11,6 +11,16 @@ async fn waiting(store: &Store) -> Vec<String> {
     topics.into_iter().flatten().map(|message| message.message_id).collect()
 }
 
+/// Somebody who has looked at the database once and holds on to what it was.
+async fn old_snapshot() -> tokio_postgres::Client {
+    let connected = tokio_postgres::connect(&server().url(), tokio_postgres::NoTls).await;
+    let (client, connection) = connected.unwrap();
+    tokio::spawn(connection);
+    let hold = "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM pg_class";
+    client.batch_execute(hold).await.unwrap();
+    client
+}
+
 async fn waiting_all(store: &Store) -> Vec<String> {
     let topics = store.outbox_pending(9_999).await.unwrap();
     topics.into_iter().flatten().map(|message| message.message_id).collect()
@@ -137,6 +147,29 @@ async fn delayed_messages_are_moved_once_by_whichever_replica_and_in_order() {
     all.sort();
     let expected: Vec<String> = (0..COUNT).map(|n| format!("{n:03}")).collect();
     assert_eq!(all, expected);
+}
+
+#[tokio::test]
+async fn appending_leaves_no_versions_of_a_row_behind_that_an_old_snapshot_would_keep() {
+    let place = Place::postgres();
+    let store = place.open().await;
+    let snapshot = old_snapshot().await;
+    for n in 0..400 {
+        let id = n.to_string();
+        // Both ways that a commit is written.
+        if n % 2 == 0 {
+            publish(&store, &id).await;
+        } else {
+            let outgoing = vec![outgoing("topic", &id)];
+            let commit =
+                store.commit(message(&id), Authority::Delivery, vec![note("alone")], outgoing);
+            assert_eq!(commit.await.unwrap(), Committed::Yes);
+        }
+    }
+    assert_eq!(place.on_disk("SELECT max(seq) FROM outbox").await, 400);
+    let size = place.on_disk("SELECT pg_relation_size('outbox_log')").await;
+    assert_eq!(size, 8192, "one page: the row stays as it was");
+    drop(snapshot);
 }
 
 #[tokio::test]
