@@ -244,3 +244,6 @@ const PUBLISH_FORBIDDEN: Code = Code::new("publish_forbidden");
 const PUBSUB_NOT_CONFIGURED: Code = Code::new("pubsub_not_configured");
 const SIDECAR_UNAVAILABLE: Code = Code::new("sidecar_unavailable");
 const BROKER_FAILED: Code = Code::new("broker_failed");
+
+#[cfg(test)]
+mod tests;

@@ -150,6 +150,29 @@ async fn delayed_messages_are_moved_once_by_whichever_replica_and_in_order() {
 }
 
 #[tokio::test]
+async fn logs_of_processes_that_are_gone_are_forgotten_when_all_has_left_for_a_day() {
+    let place = Place::postgres();
+    let (ending, living) = (place.open().await, place.open().await);
+    publish(&ending, "1").await;
+    ending.ended().await.unwrap();
+    drop(ending);
+    living.serving().await.unwrap();
+    let day = Duration::from_secs(86_401);
+    place.pass(day);
+    living.serving().await.unwrap();
+    assert_eq!(waiting(&living).await, ["1"], "not before it has left");
+    let adopted = living.outbox_look().await.unwrap().waiting.remove(0);
+    living.outbox_published(adopted.topic, adopted.newest).await.unwrap();
+    for _ in 0..2 {
+        living.serving().await.unwrap();
+    }
+    assert_eq!(place.on_disk("SELECT count(*) FROM outbox_log").await, 2);
+    // It may have been the one that the writer appended to.
+    publish(&living, "2").await;
+    assert_eq!(waiting(&living).await, ["2"]);
+}
+
+#[tokio::test]
 async fn appending_leaves_no_versions_of_a_row_behind_that_an_old_snapshot_would_keep() {
     let place = Place::postgres();
     let store = place.open().await;
