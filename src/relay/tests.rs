@@ -160,10 +160,7 @@ fn incoming(id: &str) -> Arc<Incoming> {
     })
 }
 
-fn many<'a>(
-    topic: &'a str,
-    numbers: std::ops::Range<usize>,
-) -> Vec<(&'a str, String, Option<&'a str>)> {
+fn many(topic: &str, numbers: std::ops::Range<usize>) -> Vec<(&str, String, Option<&str>)> {
     numbers.map(|n| (topic, format!("{n:05}"), None)).collect()
 }
 

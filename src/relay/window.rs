@@ -226,7 +226,7 @@ impl Window {
         }
         self.open.values().filter(move |open| {
             let is_first = open.message.ordering_key.as_deref().is_none_or(|key| keys.insert(key));
-            is_first && open.may_leave(now) && !self.needs_check(open)
+            is_first && open.may_leave(now) && !open.needs_check()
         })
     }
 
@@ -256,16 +256,11 @@ impl Window {
         self.ready(now).min_by_key(|open| (open.failures, open.message.seq)).map(Open::alone)
     }
 
-    /// Whether it would be refused at its next failure if a later one were accepted before.
-    fn needs_check(&self, open: &Open) -> bool {
-        open.failures + 1 >= FAILURES_MIN && open.counted >= COUNTED_MIN && !open.is_overtaken
-    }
-
     /// Where nothing else leaves that would tell, the latest that was accepted is sent again.
     fn check(&self, now: Instant) -> Option<Call> {
         let latest = self.latest.as_ref().filter(|_| !self.is_checking)?;
         let is_wanted = |open: &Open| {
-            open.message.seq < latest.seq && open.may_leave(now) && self.needs_check(open)
+            open.message.seq < latest.seq && open.may_leave(now) && open.needs_check()
         };
         let key_is_out = latest.ordering_key.is_some()
             && self
@@ -444,6 +439,11 @@ impl Window {
 impl Open {
     fn may_leave(&self, now: Instant) -> bool {
         !self.is_out && self.until.is_none_or(|until| until <= now)
+    }
+
+    /// Whether it would be refused at its next failure if a later one were accepted before.
+    fn needs_check(&self) -> bool {
+        self.failures + 1 >= FAILURES_MIN && self.counted >= COUNTED_MIN && !self.is_overtaken
     }
 
     fn alone(&self) -> Call {

@@ -165,8 +165,8 @@ pub(super) fn read(
     max: u32,
     bytes_max: u64,
 ) -> Result<Option<Vec<Outgoing>>, StoreError> {
-    let owned = "SELECT 1 FROM outbox_log WHERE id = $1 AND owner = $2";
-    if !sql.exists(owned, params![topic.log, owner])? {
+    let is_ours = "SELECT 1 FROM outbox_log WHERE id = $1 AND owner = $2";
+    if !sql.exists(is_ours, params![topic.log, owner])? {
         return Ok(None);
     }
     // Both along outbox_topic, from that number on.

@@ -170,6 +170,7 @@ async fn messages_of_one_key_arrive_in_order_through_failures_and_a_crash() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[allow(clippy::disallowed_methods, reason = "the service's clock, read beside it")]
 async fn a_delayed_message_leaves_when_it_is_due() {
     let mut world = Setup::redis().start().await;
     let in_3_s = SystemTime::now() + secs(3.0);
