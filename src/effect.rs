@@ -4,6 +4,7 @@
 //! together with the inbox key. Nothing here runs SQL or publishes.
 
 use std::borrow::Cow;
+use std::time::Duration;
 
 use bytes::Bytes;
 use serde::Serialize;
@@ -141,6 +142,8 @@ pub struct Message {
     pub(crate) pubsub: Option<String>,
     pub(crate) ty: String,
     pub(crate) subject: Option<String>,
+    pub(crate) ordering_key: Option<String>,
+    pub(crate) delay: Option<Duration>,
     pub(crate) data: Json,
     pub(crate) extensions: Map<String, Json>,
 }
@@ -154,6 +157,8 @@ impl Message {
             pubsub: None,
             ty: ty.into(),
             subject: None,
+            ordering_key: None,
+            delay: None,
             data,
             extensions: Map::new(),
         }
@@ -170,6 +175,29 @@ impl Message {
     #[must_use]
     pub fn subject(mut self, subject: impl Into<String>) -> Self {
         self.subject = Some(subject.into());
+        self
+    }
+
+    /// Asks for order: messages to one topic with the same key leave one after another, in the order
+    /// in which this process committed them, also when one of them fails; those behind it wait until
+    /// it has left, or has a case because it can never leave. Messages without a key have no order.
+    ///
+    /// The key is given to the sidecar as `partitionKey` as well, for brokers with partitions; where
+    /// it is not printable ASCII of at most 128 characters, a hash of it is.
+    ///
+    /// Another replica's messages of the same key are in a log of their own: what has to be in order
+    /// over all replicas needs a version, or a broker that gives a key's events to one of them.
+    #[must_use]
+    pub fn ordering_key(mut self, key: impl Into<String>) -> Self {
+        self.ordering_key = Some(key.into());
+        self
+    }
+
+    /// Keeps it back for that long, counted from the commit by the store's clock; it leaves within
+    /// about a second after. Among messages of its key its place is where it then is.
+    #[must_use]
+    pub fn delay(mut self, delay: Duration) -> Self {
+        self.delay = Some(delay);
         self
     }
 
@@ -237,7 +265,8 @@ impl Effects {
         self
     }
 
-    /// Adds a message to publish, after the ones before it on the same topic.
+    /// Adds a message to publish, after those before it with the same
+    /// [ordering key](Message::ordering_key) on the same topic.
     #[must_use]
     pub fn publish(mut self, message: Message) -> Self {
         self.messages.push(message);

@@ -120,6 +120,8 @@ pub struct Backlog {
     pub outbox_pending: u64,
     /// The age of the oldest of them; zero when there is none.
     pub outbox_oldest_age: Duration,
+    /// Outgoing messages that are not to leave yet.
+    pub outbox_delayed: u64,
     /// Cases that are open.
     pub exceptions_open: u64,
     /// Messages that automatic recovery has in hand.
@@ -152,6 +154,7 @@ struct Shared {
     outbox_refused: Counter<u64>,
     outbox_pending: Gauge<u64>,
     outbox_oldest_age: Gauge<f64>,
+    outbox_delayed: Gauge<u64>,
     exceptions_open: Gauge<u64>,
     recovering: Gauge<u64>,
     gates_closed: Gauge<u64>,
@@ -181,6 +184,7 @@ impl Observer {
             outbox_refused: counter(meter, &m::OUTBOX_REFUSED),
             outbox_pending: gauge(meter, &m::OUTBOX_PENDING),
             outbox_oldest_age: gauge_secs(meter, &m::OUTBOX_OLDEST_AGE),
+            outbox_delayed: gauge(meter, &m::OUTBOX_DELAYED),
             exceptions_open: gauge(meter, &m::EXCEPTIONS_OPEN),
             recovering: gauge(meter, &m::RECOVERING),
             gates_closed: gauge(meter, &m::GATES_CLOSED),
@@ -393,6 +397,7 @@ impl Observer {
         let shared = &self.shared;
         shared.outbox_pending.record(backlog.outbox_pending, &[]);
         shared.outbox_oldest_age.record(backlog.outbox_oldest_age.as_secs_f64(), &[]);
+        shared.outbox_delayed.record(backlog.outbox_delayed, &[]);
         shared.exceptions_open.record(backlog.exceptions_open, &[]);
         shared.recovering.record(backlog.recovering, &[]);
         shared.gates_closed.record(backlog.gates_closed, &[]);

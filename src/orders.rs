@@ -88,6 +88,8 @@ async fn place(
         "currency": order.currency,
         "items": items,
     });
+    // A customer's orders are heard of in order; without a customer each stands for itself.
+    let key = order.customer_id.clone().unwrap_or_else(|| order.order_id.clone());
     let row = insert(
         "orders",
         [
@@ -98,9 +100,10 @@ async fn place(
             ("event_id", context.event().id().into()),
         ],
     );
+    let accepted = Message::new(ACCEPTED_TOPIC, ACCEPTED, accepted);
     Ok(Effects::new()
         .write(row.or_reject(ALREADY_PLACED))
-        .publish(Message::new(ACCEPTED_TOPIC, ACCEPTED, accepted).subject(order.order_id)))
+        .publish(accepted.subject(order.order_id).ordering_key(key)))
 }
 
 struct Inventory {

@@ -1,35 +1,50 @@
 //! Publishes the outbox: the only place from which anything is published.
 //!
 //! **Invariants**
-//! - A topic's messages leave in the order of the log, one at a time; topics do not wait for one
-//!   another.
-//! - A topic's cursor moves after its messages were accepted, so a crash in between publishes
-//!   them again under the same ids, and never leaves one out.
-//! - A message the sidecar refuses for good becomes a case in the same transaction that moves the
-//!   cursor past it. Anything else is tried again for ever, under a bounded backoff.
+//! - Every topic is published by a task of its own (`relay/topic.rs`), so none waits for another's
+//!   publish that hangs or fails.
+//! - Messages leave in batches, in no order, except that those with one ordering key leave one after
+//!   another, in the log's order (`relay/window.rs`).
+//! - A topic's cursor moves only over messages that were accepted or have a case, so a crash in
+//!   between publishes some of them again under the same ids, and never leaves one out. What was
+//!   accepted beyond one that does not leave is remembered and not published again.
+//! - A message that the sidecar refuses for good becomes a case. Anything else is tried again for
+//!   ever, under a bounded backoff.
+//!
+//! Each process publishes its own logs, so the bell that a commit rings is in this process too;
+//! behind it is a look every second, which also finds what was adopted and what has become due.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::StreamExt;
-use futures::stream::FuturesUnordered;
+use futures::future::BoxFuture;
+use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::backoff::Backoff;
 use crate::consumer::Consumer;
-use crate::failpoint::{Gap, reached};
 use crate::outcome::Code;
-use crate::store::{Outgoing, StoreError};
+use crate::store::{OutboxLook, Outgoing, StoreError, Topic};
 
-/// Messages of one topic between two moves of its cursor.
-const BATCH_MAX: u32 = 100;
+mod topic;
+mod window;
+
+use topic::Shared;
+
 /// How long the loop sleeps at most when nothing rings.
 const LOOK_UP_EVERY: Duration = Duration::from_secs(1);
-/// The wait after a topic's publish failed.
-const BACKOFF: Backoff =
-    Backoff { first: Duration::from_millis(200), max: Duration::from_secs(15) };
+/// The least time between two looks.
+const LOOK_GAP: Duration = Duration::from_millis(20);
+/// Topics published at a time; further ones wait for a task to end.
+const TOPICS_MAX: usize = 1024;
+/// Calls out at a time, over all topics. A topic in trouble has one of them at most.
+const CALLS_MAX: usize = 128;
+/// Delayed messages moved into the log in one transaction.
+const MOVED_MAX: u32 = 200;
+/// A publish that did not end in time.
+pub(crate) const TIMED_OUT: Code = Code::new("publish_timed_out");
 
 /// Why a publish did not succeed.
 #[derive(Clone, Debug)]
@@ -40,138 +55,81 @@ pub(crate) enum PublishError {
     Failed(Code),
 }
 
-#[derive(Clone, Copy)]
-struct Pause {
-    failures: u32,
-    until: Instant,
-}
+/// Hands messages of one topic to the sidecar: all of them, or nobody knows which.
+pub(crate) type Publish =
+    Box<dyn Fn(Vec<Outgoing>) -> BoxFuture<'static, Result<(), PublishError>> + Send + Sync>;
 
-/// Runs until `stop`; the batch under way is finished first.
-pub(crate) async fn run<P, F>(
+/// Runs until `stop`; what is out is then waited for, for a moment.
+pub(crate) async fn run(
     consumer: Arc<Consumer>,
     name: Arc<str>,
-    publish: P,
+    publish: Publish,
     stop: CancellationToken,
-) where
-    P: Fn(Outgoing) -> F + Send + Sync,
-    F: Future<Output = Result<(), PublishError>> + Send,
-{
-    let mut pauses: HashMap<(String, String), Pause> = HashMap::new();
+) {
+    let calls = Semaphore::new(CALLS_MAX);
+    let shared = Arc::new(Shared { consumer, name, publish, calls, stop: stop.clone() });
+    let consumer = &shared.consumer;
+    let mut topics = Topics { running: HashMap::new(), tasks: JoinSet::new() };
     while !stop.is_cancelled() {
-        let now = Instant::now();
-        let resting =
-            |topic: &(String, String)| pauses.get(topic).is_some_and(|pause| pause.until > now);
-        let pending = match consumer.store.outbox_pending(BATCH_MAX).await {
-            Ok(pending) => pending,
+        let looked_at = Instant::now();
+        let pause = match look(&shared, &mut topics).await {
+            Ok(pause) => pause,
             Err(error) => {
                 consumer.store_away(&error);
-                Vec::new()
+                LOOK_UP_EVERY
             }
         };
-        let mut batches: FuturesUnordered<_> = pending
-            .into_iter()
-            .filter_map(|batch| Some((topic_of(batch.first()?), batch)))
-            .filter(|(topic, _)| !resting(topic))
-            .map(|(topic, batch)| async {
-                let result = publish_batch(&consumer, &name, &publish, batch).await;
-                (topic, result)
-            })
-            .collect();
-        let mut published_any = false;
-        while let Some((topic, result)) = batches.next().await {
-            match result {
-                Ok(()) => {
-                    published_any = true;
-                    pauses.remove(&topic);
-                }
-                Err(failure) => {
-                    if let Failure::Store(error) = &failure {
-                        consumer.store_away(error);
-                    }
-                    let failures = pauses.get(&topic).map_or(0, |pause| pause.failures);
-                    let wait = BACKOFF.delay(failures, 0);
-                    let pause = Pause {
-                        failures: failures.saturating_add(1),
-                        until: Instant::now() + wait,
-                    };
-                    pauses.insert(topic, pause);
-                }
-            }
-        }
-        drop(batches);
-        if published_any {
-            continue;
-        }
-        let wake = pauses.values().map(|pause| pause.until).min();
-        let until = wake
-            .unwrap_or(now + LOOK_UP_EVERY)
-            .min(now + LOOK_UP_EVERY)
-            .max(now + Duration::from_millis(10));
         tokio::select! {
             () = stop.cancelled() => {}
             () = consumer.relay_wake.notified() => {}
-            () = tokio::time::sleep_until(until) => {}
+            Some(_) = topics.tasks.join_next() => {}
+            () = tokio::time::sleep(pause) => {}
         }
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = tokio::time::sleep_until(looked_at + LOOK_GAP) => {}
+        }
+    }
+    while topics.tasks.join_next().await.is_some() {}
+}
+
+/// The topics that are being published.
+struct Topics {
+    /// With the number of the last message that each knows of.
+    running: HashMap<Topic, watch::Sender<i64>>,
+    tasks: JoinSet<()>,
+}
+
+/// Has every topic published where something waits, moves what is due into the log, and says how
+/// long there is nothing more to do.
+async fn look(shared: &Arc<Shared>, topics: &mut Topics) -> Result<Duration, StoreError> {
+    let store = &shared.consumer.store;
+    let OutboxLook { waiting, next_due } = store.outbox_look().await?;
+    topics.running.retain(|_, newest| !newest.is_closed());
+    for waiting in waiting {
+        if let Some(known) = topics.running.get(&waiting.topic) {
+            known.send_if_modified(|newest| {
+                let is_more = waiting.newest > *newest;
+                *newest = waiting.newest.max(*newest);
+                is_more
+            });
+        } else if topics.running.len() < TOPICS_MAX {
+            let (newest, known) = watch::channel(waiting.newest);
+            topics.running.insert(waiting.topic.clone(), newest);
+            topics.tasks.spawn(topic::run(Arc::clone(shared), waiting, known));
+        }
+    }
+    let until_due = next_due.map(|due| due.since(store.now()));
+    match until_due {
+        Some(Duration::ZERO) => {
+            // None is moved while another process is about it.
+            let moved = store.outbox_move_due(MOVED_MAX).await?;
+            Ok(if moved > 0 { Duration::ZERO } else { LOOK_GAP * 5 })
+        }
+        Some(until_due) => Ok(until_due.min(LOOK_UP_EVERY)),
+        None => Ok(LOOK_UP_EVERY),
     }
 }
 
-enum Failure {
-    Publish,
-    Store(StoreError),
-}
-
-impl From<StoreError> for Failure {
-    fn from(error: StoreError) -> Self {
-        Self::Store(error)
-    }
-}
-
-/// Publishes one topic's next messages in order and moves its cursor once.
-async fn publish_batch<P, F>(
-    consumer: &Consumer,
-    name: &Arc<str>,
-    publish: &P,
-    batch: Vec<Outgoing>,
-) -> Result<(), Failure>
-where
-    P: Fn(Outgoing) -> F,
-    F: Future<Output = Result<(), PublishError>>,
-{
-    let began = Instant::now();
-    let (mut accepted, mut count): (Option<Outgoing>, u64) = (None, 0);
-    let mut stopped_by = None;
-    for message in batch {
-        match publish(message.clone()).await {
-            Ok(()) => {
-                count += 1;
-                accepted = Some(message);
-            }
-            Err(refusal) => {
-                stopped_by = Some((message, refusal));
-                break;
-            }
-        }
-    }
-    if let Some(last) = accepted {
-        reached(Gap::Published);
-        consumer.observer.messages_published(&last.topic, count, began.elapsed());
-        consumer.store.outbox_published(last).await?;
-    }
-    match stopped_by {
-        None => Ok(()),
-        Some((message, PublishError::Failed(code))) => {
-            consumer.observer.publish_failed(&message.topic, 1, &code, began.elapsed());
-            Err(Failure::Publish)
-        }
-        Some((message, PublishError::Refused(code))) => {
-            let topic = message.topic.clone();
-            let case = consumer.store.outbox_refused(message, name.to_string()).await?;
-            consumer.observer.publish_refused(&topic, &code, &case.exception_id);
-            Ok(())
-        }
-    }
-}
-
-fn topic_of(message: &Outgoing) -> (String, String) {
-    (message.pubsub.clone(), message.topic.clone())
-}
+#[cfg(test)]
+mod tests;

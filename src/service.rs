@@ -13,6 +13,7 @@ use anyhow::Context as _;
 use dapr::dapr::proto::runtime::v1::app_callback_alpha_server::AppCallbackAlphaServer;
 use dapr::dapr::proto::runtime::v1::app_callback_health_check_server::AppCallbackHealthCheckServer;
 use dapr::dapr::proto::runtime::v1::app_callback_server::AppCallbackServer;
+use futures::FutureExt as _;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_stream::wrappers::TcpListenerStream;
@@ -228,11 +229,11 @@ impl Running {
                 runs,
                 stop_taking,
             ));
-            let publish = move |message| {
+            let publish = move |messages| {
                 let client = client.clone();
-                async move { client.publish(message).await }
+                async move { client.publish(messages).await }.boxed()
             };
-            relay::run(consumer, name, publish, stop).await;
+            relay::run(consumer, name, Box::new(publish), stop).await;
         });
         self.loops.spawn(measure(Arc::clone(&self.consumer), self.stop.clone()));
         self.loops.spawn(stay_alive(Arc::clone(&self.consumer), self.stop.clone()));
@@ -366,6 +367,7 @@ async fn measure(consumer: Arc<Consumer>, stop: CancellationToken) {
             consumer.observer.store_health(consumer.store.is_healthy());
             consumer.observer.backlog_measured(Backlog {
                 outbox_pending: backlog.outbox_pending,
+                outbox_delayed: backlog.outbox_delayed,
                 outbox_oldest_age: backlog
                     .outbox_oldest
                     .map_or(Duration::ZERO, |oldest| now.since(oldest)),

@@ -39,7 +39,8 @@ pub use error::StoreError;
 use ledger::Ledger;
 pub use memory::Retention;
 pub(crate) use message::{
-    Backlog, Claim, Committed, Incoming, Look, Outgoing, Quarantined, Written,
+    Backlog, Claim, Committed, Incoming, Look, OutboxLook, Outgoing, Quarantined, Topic, Waiting,
+    Written,
 };
 use postgres::Postgres;
 pub use postgres::{PostgresSettings, PostgresUrl, PostgresUrlError};
@@ -405,31 +406,70 @@ impl Store {
 
     // --- the outbox --------------------------------------------------------------------------
 
-    /// The next unpublished messages of every topic, in the log's order, at most `max` a topic.
-    pub(crate) async fn outbox_pending(&self, max: u32) -> Result<Vec<Vec<Outgoing>>, StoreError> {
-        let owner = match &self.database {
-            Database::Sqlite(_) => String::new(),
-            Database::Postgres(postgres) => postgres.log_owner().to_owned(),
-        };
-        self.read(move |sql| outbox::pending(sql, &owner, max)).await
+    /// The name by which this process owns logs of the outbox.
+    fn log_owner(&self) -> &str {
+        match &self.database {
+            Database::Sqlite(_) => "",
+            Database::Postgres(postgres) => postgres.log_owner(),
+        }
     }
 
-    /// Moves a topic's cursor: all up to `last` is published.
-    pub(crate) async fn outbox_published(&self, last: Outgoing) -> Result<(), StoreError> {
+    /// The topics where messages of this process's logs wait, and when the next delayed message is
+    /// due.
+    pub(crate) async fn outbox_look(&self) -> Result<OutboxLook, StoreError> {
+        let owner = self.log_owner().to_owned();
+        self.read(move |sql| outbox::look(sql, &owner)).await
+    }
+
+    /// The messages of a topic after the number `after`, in the log's order: at most `max`, and no
+    /// more than `bytes_max` together but for the first. `None` when the log belongs to another
+    /// process by now.
+    pub(crate) async fn outbox_read(
+        &self,
+        topic: Topic,
+        after: i64,
+        max: u32,
+        bytes_max: u64,
+    ) -> Result<Option<Vec<Outgoing>>, StoreError> {
+        let owner = self.log_owner().to_owned();
+        self.read(move |sql| outbox::read(sql, &owner, &topic, after, max, bytes_max)).await
+    }
+
+    /// Moves a topic's cursor: all up to the number `seq` is published, or has a case.
+    pub(crate) async fn outbox_published(&self, topic: Topic, seq: i64) -> Result<(), StoreError> {
         let publish =
-            move |ledger: &Ledger<'_>| outbox::move_cursor(ledger.sql, &last).map(Kept::Keep);
+            move |ledger: &Ledger<'_>| outbox::move_cursor(ledger.sql, &topic, seq).map(Kept::Keep);
         self.write(None, publish).await
     }
 
-    /// Moves a topic's cursor past a message the sidecar refused for good, and opens its case.
+    /// Opens the case of a message that is refused for good, and moves its topic's cursor to
+    /// `cursor`. `None` when it has one already.
     pub(crate) async fn outbox_refused(
         &self,
         refused: Outgoing,
         source: String,
-    ) -> Result<Quarantined, StoreError> {
-        let refuse =
-            move |ledger: &Ledger<'_>| outbox::refuse(ledger, &refused, &source).map(Kept::Keep);
+        cursor: i64,
+    ) -> Result<Option<Quarantined>, StoreError> {
+        let refuse = move |ledger: &Ledger<'_>| {
+            outbox::refuse(ledger, &refused, &source, cursor).map(Kept::Keep)
+        };
         self.write(None, refuse).await
+    }
+
+    /// Moves delayed messages that are due into a log of this process, at most `max`. Says how many;
+    /// none while another process is about it.
+    pub(crate) async fn outbox_move_due(&self, max: u32) -> Result<u64, StoreError> {
+        self.write(None, move |ledger| outbox::move_due(ledger, max).map(Kept::Keep)).await
+    }
+
+    /// The next unpublished messages of every topic, in the log's order, at most `max` a topic.
+    #[cfg(test)]
+    pub(crate) async fn outbox_pending(&self, max: u32) -> Result<Vec<Vec<Outgoing>>, StoreError> {
+        let mut topics = Vec::new();
+        for Waiting { topic, cursor, .. } in self.outbox_look().await?.waiting {
+            topics.extend(self.outbox_read(topic, cursor, max, u64::MAX).await?);
+        }
+        Ok(topics)
     }
 
     // --- cases -------------------------------------------------------------------------------

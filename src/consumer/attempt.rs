@@ -346,6 +346,8 @@ fn to_publish(
         pubsub: message.pubsub.unwrap_or_else(|| run.incoming.pubsub.clone()),
         topic: message.topic,
         message_id,
+        ordering_key: message.ordering_key,
+        due_at: message.delay.map(|delay| now.plus(delay)),
         content: Bytes::from(Json::Object(event).to_string()),
     }
 }

@@ -84,9 +84,11 @@ metrics! {
         by ["topic", "code"],
         "Outgoing messages that the sidecar refused for good; each has a case.";
     OUTBOX_PENDING = Gauge "backstop.outbox.pending" as "backstop_outbox_pending" in "{message}" by [],
-        "Outgoing messages that are not yet published.";
+        "Outgoing messages that are due and not yet published; of one topic no more than 100,000 are counted.";
     OUTBOX_OLDEST_AGE = Gauge "backstop.outbox.oldest_age" as "backstop_outbox_oldest_age_seconds" in "s" by [],
         "The age of the oldest outgoing message not yet published; 0 when there is none.";
+    OUTBOX_DELAYED = Gauge "backstop.outbox.delayed" as "backstop_outbox_delayed" in "{message}" by [],
+        "Outgoing messages that are not to leave yet; no more than 100,000 are counted.";
     EXCEPTIONS_OPEN = Gauge "backstop.exceptions.open" as "backstop_exceptions_open" in "{exception}" by [],
         "Cases that wait for a person.";
     RECOVERING = Gauge "backstop.recovering" as "backstop_recovering" in "{message}" by [],
@@ -115,7 +117,7 @@ events! {
         "The poison log: a case was opened and waits for a person. Once for each case.";
     PUBLISH_REFUSED = ERROR "Outgoing message refused for good."
         with ["topic", "code", "exception_id"],
-        "A case was opened for a message that the sidecar will never take.";
+        "A case was opened for a message that can never leave: too large, or it fails alone while others leave.";
     STORE_AWAY = ERROR "The store cannot commit; deliveries are held back."
         with [],
         "Health is unhealthy, nothing is acknowledged and no attempt is counted until it is back.";

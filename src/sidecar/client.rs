@@ -2,10 +2,13 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 use dapr::dapr::proto::runtime::v1::dapr_client::DaprClient;
-use dapr::dapr::proto::runtime::v1::{GetMetadataRequest, PublishEventRequest};
+use dapr::dapr::proto::runtime::v1::{
+    BulkPublishRequest, BulkPublishRequestEntry, GetMetadataRequest, PublishEventRequest,
+};
 use secrecy::{ExposeSecret, SecretString};
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::service::Interceptor;
@@ -22,6 +25,17 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(15);
 /// The content type under which the sidecar takes an event as it is, id and all.
 const STRUCTURED: &str = "application/cloudevents+json";
 
+/// The metadata by which brokers with partitions choose one.
+const PARTITION_KEY: &str = "partitionKey";
+/// The longest partition key that is given on as it is.
+const PARTITION_KEY_CHARS_MAX: usize = 128;
+/// What is sent has room for a batch even where little is decoded.
+const ENCODED_BYTES_MIN: usize = 4 << 20;
+
+/// The calls for several messages, from the newest on; beyond them there is none.
+const BULK: u8 = 0;
+const BULK_ALPHA: u8 = 1;
+
 /// What the sidecar says about itself.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Metadata {
@@ -35,6 +49,8 @@ pub(crate) struct Metadata {
 #[derive(Clone)]
 pub(crate) struct Client {
     endpoint: Arc<str>,
+    /// Which call for several messages the sidecar is believed to have.
+    bulk_call: Arc<AtomicU8>,
     api: DaprClient<InterceptedService<Channel, ShowToken>>,
 }
 
@@ -76,8 +92,8 @@ impl Client {
         };
         let api = DaprClient::with_interceptor(channel, ShowToken(token))
             .max_decoding_message_size(message_bytes_max)
-            .max_encoding_message_size(message_bytes_max);
-        Ok(Self { endpoint: endpoint.into(), api })
+            .max_encoding_message_size(message_bytes_max.max(ENCODED_BYTES_MIN));
+        Ok(Self { endpoint: endpoint.into(), bulk_call: Arc::new(AtomicU8::new(BULK)), api })
     }
 
     /// Where the sidecar is expected.
@@ -100,19 +116,61 @@ impl Client {
         })
     }
 
-    /// Publishes one structured event exactly as it is.
-    pub(crate) async fn publish(&self, message: Outgoing) -> Result<(), PublishError> {
+    /// Publishes structured events of one topic exactly as they are: all of them, or nobody knows
+    /// which. Several go in one call, in no order.
+    pub(crate) async fn publish(&self, mut messages: Vec<Outgoing>) -> Result<(), PublishError> {
+        match (messages.len(), messages.pop()) {
+            (_, None) => Ok(()),
+            (1, Some(message)) => self.publish_one(message).await,
+            (_, Some(last)) => {
+                messages.push(last);
+                self.publish_all(messages).await
+            }
+        }
+    }
+
+    async fn publish_one(&self, message: Outgoing) -> Result<(), PublishError> {
         let request = PublishEventRequest {
+            metadata: metadata_of(&message),
             pubsub_name: message.pubsub,
             topic: message.topic,
             data: message.content.to_vec(),
             data_content_type: STRUCTURED.to_owned(),
-            metadata: HashMap::new(),
         };
         match self.api.clone().publish_event(request).await {
             Ok(_) => Ok(()),
             Err(status) => Err(classify(status.code())),
         }
+    }
+
+    /// By the newest call that the sidecar has: stable from dapr 1.17 on, alpha before. Without
+    /// either they go one by one.
+    async fn publish_all(&self, messages: Vec<Outgoing>) -> Result<(), PublishError> {
+        let mut api = self.api.clone();
+        loop {
+            let call = self.bulk_call.load(Ordering::Relaxed);
+            let answer = match call {
+                BULK => api.bulk_publish_event(bulk_request(&messages)).await,
+                #[allow(deprecated, reason = "all that daprd before 1.17 has")]
+                BULK_ALPHA => api.bulk_publish_event_alpha1(bulk_request(&messages)).await,
+                _ => return self.publish_one_by_one(messages).await,
+            };
+            match answer {
+                Ok(answer) if answer.get_ref().failed_entries.is_empty() => return Ok(()),
+                Ok(_) => return Err(PublishError::Failed(BROKER_FAILED)),
+                Err(status) if status.code() == GrpcCode::Unimplemented => {
+                    self.bulk_call.fetch_max(call + 1, Ordering::Relaxed);
+                }
+                Err(status) => return Err(classify(status.code())),
+            }
+        }
+    }
+
+    async fn publish_one_by_one(&self, messages: Vec<Outgoing>) -> Result<(), PublishError> {
+        for message in messages {
+            self.publish_one(message).await?;
+        }
+        Ok(())
     }
 
     /// Publishes bytes with a content type and metadata, for the command line.
@@ -133,6 +191,32 @@ impl Client {
         };
         self.api.clone().publish_event(request).await.map(drop)
     }
+}
+
+fn bulk_request(messages: &[Outgoing]) -> BulkPublishRequest {
+    let entries = messages.iter().zip(0_u32..).map(|(message, n)| BulkPublishRequestEntry {
+        entry_id: n.to_string(),
+        event: message.content.to_vec(),
+        content_type: STRUCTURED.to_owned(),
+        metadata: metadata_of(message),
+    });
+    let (pubsub_name, topic) = messages
+        .first()
+        .map(|message| (message.pubsub.clone(), message.topic.clone()))
+        .unwrap_or_default();
+    BulkPublishRequest { pubsub_name, topic, entries: entries.collect(), metadata: HashMap::new() }
+}
+
+/// The ordering key, for brokers with partitions. Redis and others hand metadata on to whoever
+/// consumes the message, and gRPC carries printable ASCII only: with anything else in it the message
+/// could never be delivered. So such a key, or a long one, is replaced by a hash of it.
+fn metadata_of(message: &Outgoing) -> HashMap<String, String> {
+    let key = message.ordering_key.as_ref().map(|key| {
+        let is_plain = key.len() <= PARTITION_KEY_CHARS_MAX
+            && key.bytes().all(|byte| byte.is_ascii_graphic() || byte == b' ');
+        if is_plain { key.clone() } else { blake3::hash(key.as_bytes()).to_hex().to_string() }
+    });
+    key.into_iter().map(|key| (PARTITION_KEY.to_owned(), key)).collect()
 }
 
 /// Every broker error reaches us as the same `Internal`; what is certain to be this message's own
@@ -160,3 +244,6 @@ const PUBLISH_FORBIDDEN: Code = Code::new("publish_forbidden");
 const PUBSUB_NOT_CONFIGURED: Code = Code::new("pubsub_not_configured");
 const SIDECAR_UNAVAILABLE: Code = Code::new("sidecar_unavailable");
 const BROKER_FAILED: Code = Code::new("broker_failed");
+
+#[cfg(test)]
+mod tests;

@@ -178,6 +178,8 @@ pub(super) fn outgoing(topic: &str, id: &str) -> Outgoing {
         pubsub: "pubsub".to_owned(),
         topic: topic.to_owned(),
         message_id: id.to_owned(),
+        ordering_key: None,
+        due_at: None,
         content: Bytes::from(format!("{{\"id\":\"{id}\"}}")),
     }
 }

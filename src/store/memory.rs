@@ -74,7 +74,7 @@ pub(super) fn forget_oldest_generation(ledger: &Ledger<'_>) -> Result<bool, Stor
 /// Forgets a batch of everything else that is over for long enough. Says whether there may be more.
 pub(super) fn forget_batch(ledger: &Ledger<'_>, retention: &Retention) -> Result<bool, StoreError> {
     let Ledger { sql, limits, now, .. } = *ledger;
-    let mut rows = published(sql, before(now, retention.published_for))?;
+    let mut rows = published(sql, before(now, retention.published_for), now)?;
     // A closed message's row is its tombstone: it stays for as long as a processed one's key.
     rows = rows.max(closed(sql, before(now, limits.remember_for))?);
     if let Some(cases_for) = retention.cases_for {
@@ -90,13 +90,44 @@ fn before(now: Timestamp, age: Duration) -> Timestamp {
     Timestamp(now.0.saturating_sub(i64::try_from(age.as_micros()).unwrap_or(i64::MAX)))
 }
 
-fn published(sql: &dyn Sql, before: Timestamp) -> Result<u64, StoreError> {
-    sql.execute(
-        "DELETE FROM outbox WHERE (log, seq) IN (
-             SELECT o.log, o.seq FROM outbox o JOIN relay_cursor c USING (log, pubsub, topic)
-             WHERE o.seq <= c.seq AND o.created_at < $1 ORDER BY o.log, o.seq LIMIT $2)",
-        params![before, BATCH_MAX],
-    )
+/// Published messages, along outbox_topic from the oldest of each topic on. The newest of a log
+/// stays: the log goes on after its number.
+fn published(sql: &dyn Sql, before: Timestamp, now: Timestamp) -> Result<u64, StoreError> {
+    let mut cursors = sql.records(
+        "SELECT c.log, c.pubsub, c.topic, c.seq,
+                (SELECT max(o.seq) FROM outbox o WHERE o.log = c.log)
+         FROM relay_cursor c ORDER BY c.log, c.pubsub, c.topic",
+        &[],
+    )?;
+    if !cursors.is_empty() {
+        // Another one is first each time, so that a busy topic keeps no other from its turn.
+        let first = usize::try_from(now.0 / 1000).unwrap_or(0) % cursors.len();
+        cursors.rotate_left(first);
+    }
+    let mut forgotten = 0;
+    for mut cursor in cursors {
+        let (log, pubsub, topic): (i64, String, String) =
+            (cursor.take()?, cursor.take()?, cursor.take()?);
+        let (seq, newest): (i64, Option<i64>) = (cursor.take()?, cursor.take()?);
+        let last: Option<i64> = sql.value(
+            "SELECT max(seq) FROM (
+                 SELECT seq, created_at FROM outbox
+                 WHERE log = $1 AND pubsub = $2 AND topic = $3 AND seq <= $4
+                 ORDER BY seq LIMIT $5) AS oldest
+             WHERE created_at < $6",
+            params![log, &pubsub, &topic, seq.min(newest.unwrap_or(0) - 1), BATCH_MAX, before],
+        )?;
+        if let Some(last) = last {
+            forgotten += sql.execute(
+                "DELETE FROM outbox WHERE log = $1 AND pubsub = $2 AND topic = $3 AND seq <= $4",
+                params![log, &pubsub, &topic, last],
+            )?;
+        }
+        if forgotten >= u64::from(BATCH_MAX) {
+            break;
+        }
+    }
+    Ok(forgotten)
 }
 
 fn closed(sql: &dyn Sql, before: Timestamp) -> Result<u64, StoreError> {

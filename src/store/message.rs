@@ -104,8 +104,45 @@ pub(crate) struct Outgoing {
     pub pubsub: String,
     pub topic: String,
     pub message_id: String,
+    /// Messages of its topic with the same one leave one after another.
+    pub ordering_key: Option<String>,
+    /// When it may leave; absent where it is in a log.
+    pub due_at: Option<Timestamp>,
     /// The whole structured CloudEvent.
     pub content: Bytes,
+}
+
+impl Outgoing {
+    /// The topic of the log that it is in.
+    pub(crate) fn at(&self) -> Topic {
+        Topic { log: self.log, pubsub: self.pubsub.clone(), name: self.topic.clone() }
+    }
+}
+
+/// A topic of a log of the outbox: what has a cursor.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Topic {
+    pub log: i64,
+    pub pubsub: String,
+    pub name: String,
+}
+
+/// A topic where messages wait.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Waiting {
+    pub topic: Topic,
+    /// All up to here is published.
+    pub cursor: i64,
+    /// The number of the last one.
+    pub newest: i64,
+}
+
+/// What is to be published now and next.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct OutboxLook {
+    pub waiting: Vec<Waiting>,
+    /// When the next delayed message is to leave.
+    pub next_due: Option<Timestamp>,
 }
 
 /// What waits, for the gauges.
@@ -117,4 +154,5 @@ pub(crate) struct Backlog {
     pub exceptions_open: u64,
     pub outbox_pending: u64,
     pub outbox_oldest: Option<Timestamp>,
+    pub outbox_delayed: u64,
 }

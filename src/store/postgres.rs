@@ -37,6 +37,7 @@ mod migrate;
 mod process;
 #[cfg(test)]
 mod tests;
+mod together;
 mod transactions;
 mod values;
 
@@ -153,6 +154,7 @@ impl Postgres {
             process::renew(ledger.sql, &id, ledger.now)?;
             let crashed = process::bury(ledger.sql, ledger.now)?;
             let adopted = process::adopt_logs(ledger.sql, &id, ledger.now)?;
+            process::forget_logs(ledger.sql, &id, ledger.now)?;
             let log = process::logs(ledger.sql, &id)?.of_sessions;
             Ok(Kept::Keep((crashed, adopted, log, ledger.now)))
         };

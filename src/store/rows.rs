@@ -3,6 +3,7 @@
 use crate::clock::Timestamp;
 use crate::custody::{Row, State};
 use crate::event::{Fingerprint, MessageKey, Stored};
+use crate::store::outbox;
 use crate::store::sql::{Sql, params};
 use crate::store::{Backlog, Incoming, Look, StoreError};
 
@@ -159,20 +160,18 @@ pub(super) fn backlog(sql: &dyn Sql) -> Result<Backlog, StoreError> {
         "SELECT (SELECT count(*) FROM message WHERE state IN ('recovering', 'running')),
                 (SELECT count(*) FROM gate WHERE state = 'closed'),
                 (SELECT count(*) FROM message WHERE state = 'recovering' AND due_at IS NULL),
-                (SELECT count(*) FROM exception WHERE status IN ('open', 'redriving')),
-                (SELECT count(*) FROM outbox o JOIN relay_cursor c USING (log, pubsub, topic)
-                  WHERE o.seq > c.seq),
-                (SELECT min(o.created_at) FROM outbox o JOIN relay_cursor c USING (log, pubsub, topic)
-                  WHERE o.seq > c.seq)",
+                (SELECT count(*) FROM exception WHERE status IN ('open', 'redriving'))",
         &[],
     )?;
     let Some(mut record) = found else { return Ok(Backlog::default()) };
+    let (outbox_pending, outbox_oldest, outbox_delayed) = outbox::backlog(sql)?;
     Ok(Backlog {
         recovering: record.take()?,
         gates_closed: record.take()?,
         gates_waiting: record.take()?,
         exceptions_open: record.take()?,
-        outbox_pending: record.take()?,
-        outbox_oldest: record.take()?,
+        outbox_pending,
+        outbox_oldest,
+        outbox_delayed,
     })
 }

@@ -13,6 +13,7 @@ use crate::effect::Value;
 use crate::event::{Fingerprint, MessageKey};
 use crate::outcome::Code;
 use crate::store::StoreError;
+use crate::store::outbox::Log;
 
 /// One open transaction, or committed state to read from.
 pub(crate) trait Sql {
@@ -46,6 +47,10 @@ pub(crate) trait Sql {
 
     /// Like [`Sql::lock`], for the gates. Taken after the messages', never before.
     fn lock_gates(&self) -> Result<(), StoreError>;
+
+    /// Keeps others from appending to this log and from adopting it until this transaction has
+    /// ended. Says whether it still belongs to its owner.
+    fn lock_log(&self, log: &Log) -> Result<bool, StoreError>;
 }
 
 impl dyn Sql + '_ {

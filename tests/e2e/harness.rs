@@ -35,13 +35,16 @@ pub use events::{bytes, event_id, placed, placed_with};
 pub use wait::{LATER, SOON, becomes, eventually};
 
 use disk::Disk;
-use line::Line;
+pub use line::Line;
 use preload::Preload;
-use redis::Redis;
+pub use redis::Redis;
 use store::Database;
+pub use store::ToPublish;
 
 /// The component that orders come through.
 pub const PUBSUB: &str = "orderpubsub";
+/// A second component, where a test has one.
+pub const SECOND_PUBSUB: &str = "secondpubsub";
 /// The topic that orders are published to.
 pub const TOPIC: &str = "orders";
 /// Where the sidecar puts what it gives up.
@@ -73,6 +76,7 @@ pub struct Setup {
     has_lines: bool,
     has_health_check: bool,
     redis_port: Option<u16>,
+    second_redis_port: Option<u16>,
     is_bulk: bool,
 }
 
@@ -90,6 +94,7 @@ impl Setup {
             has_lines: false,
             has_health_check: true,
             redis_port: None,
+            second_redis_port: None,
             is_bulk: bulk::is_asked_for(),
         }
     }
@@ -146,6 +151,13 @@ impl Setup {
     #[must_use]
     pub fn beside(mut self, world: &World) -> Self {
         self.redis_port = Some(world.redis.port);
+        self
+    }
+
+    /// Another component, [`SECOND_PUBSUB`], with its Redis at that port.
+    #[must_use]
+    pub fn second_redis(mut self, port: u16) -> Self {
+        self.second_redis_port = Some(port);
         self
     }
 
@@ -380,6 +392,14 @@ fn copy_components(setup: &Setup, to: &Path, redis_port: u16) {
         for (file, old, new) in setup.edits.iter().filter(|(file, ..)| entry.file_name() == *file) {
             assert!(text.contains(old), "components/{}/{file}: no {old:?}", setup.components);
             text = text.replace(old, new);
+        }
+        if let Some(port) = setup.second_redis_port
+            && entry.file_name() == "orderpubsub.yaml"
+        {
+            let second = text
+                .replace(&format!(":{redis_port}"), &format!(":{port}"))
+                .replace(&format!("name: {PUBSUB}"), &format!("name: {SECOND_PUBSUB}"));
+            std::fs::write(to.join("secondpubsub.yaml"), second).unwrap();
         }
         std::fs::write(to.join(entry.file_name()), text).unwrap();
     }

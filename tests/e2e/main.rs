@@ -30,6 +30,7 @@ mod gaps;
 mod harness;
 mod in_memory;
 mod malformed;
+mod outbox;
 mod processes_away;
 mod redelivery;
 mod replicas;

@@ -11,6 +11,8 @@ use crate::harness::{ACCEPTED, Setup, TOPIC, World, bytes, placed, secs};
 use crate::postgres::PostgresServer;
 
 const ORDERS: usize = if cfg!(feature = "soak") { 200_000 } else { 3_000 };
+/// Their orders are to be heard of in order, which needs several of each in a batch.
+const CUSTOMERS: usize = 20;
 /// How long the database stays away when it is stopped.
 const AWAY: Duration = Duration::from_secs(if cfg!(feature = "soak") { 30 } else { 4 });
 /// How long all of it may take to come to rest.
@@ -44,7 +46,9 @@ async fn replicas_and_their_database_die_under_load_and_every_order_has_its_effe
     for (round, trouble) in TROUBLES.into_iter().enumerate() {
         let before = number(&server, "SELECT count(*) FROM orders").await;
         for n in round * chunk..(round + 1) * chunk {
-            let event = bytes(&placed(&format!("{n:06}")));
+            let mut order = placed(&format!("{n:06}"));
+            order["data"]["customerId"] = format!("customer {}", n % CUSTOMERS).into();
+            let event = bytes(&order);
             replicas[0].redis.add(TOPIC, &event);
             if n % 10 == 0 {
                 replicas[0].redis.add(TOPIC, &event);
@@ -116,7 +120,7 @@ async fn cause(trouble: Trouble, server: &mut PostgresServer, replicas: &mut [Wo
     }
 }
 
-/// **Every committed message is published at least once, each log's in its order.**
+/// **Every committed message is published at least once, in each log those of a customer in order.**
 async fn all_published_in_order(server: &PostgresServer, world: &World) {
     let mut first_places = HashMap::new();
     for (place, entry) in world.redis.entries(ACCEPTED).into_iter().enumerate() {
@@ -124,13 +128,15 @@ async fn all_published_in_order(server: &PostgresServer, world: &World) {
         first_places.entry(event["id"].as_str().unwrap().to_owned()).or_insert(place);
     }
     let client = connect(server).await;
-    let logged = client.query("SELECT log, message_id FROM outbox ORDER BY log, seq", &[]).await;
-    let mut last_places: BTreeMap<i64, usize> = BTreeMap::new();
+    let text = "SELECT log, ordering_key, message_id FROM outbox ORDER BY log, seq";
+    let logged = client.query(text, &[]).await;
+    let mut last_places: BTreeMap<(i64, String), usize> = BTreeMap::new();
     for row in logged.unwrap() {
-        let (log, id): (i64, String) = (row.get(0), row.get(1));
+        let (log, key, id): (i64, String, String) = (row.get(0), row.get(1), row.get(2));
         let place = *first_places.get(&id).unwrap_or_else(|| panic!("{id} was never published"));
-        let before = last_places.insert(log, place);
-        assert!(before.is_none_or(|before| before < place), "{id} overtook another of log {log}");
+        let before = last_places.insert((log, key.clone()), place);
+        let is_in_order = before.is_none_or(|before| before < place);
+        assert!(is_in_order, "{id} overtook another of {key} in log {log}");
     }
 }
 

@@ -65,6 +65,8 @@ async fn what_is_published_is_published_as_it_was_written(place: Place) {
         pubsub: "pubsub".to_owned(),
         topic: "a\0b".to_owned(),
         message_id: "1-0".to_owned(),
+        ordering_key: None,
+        due_at: None,
         content: Bytes::from_static(b"\xff\0"),
     };
     store.commit(message("1"), Authority::Delivery, Vec::new(), vec![outgoing]).await.unwrap();

@@ -76,14 +76,18 @@ async fn only_published_messages_leave_the_outbox(place: Place) {
             store.commit(message(&n.to_string()), Authority::Delivery, Vec::new(), vec![outgoing]);
         commit.await.unwrap();
     }
-    let mut pending = store.outbox_pending(1100).await.unwrap().remove(0);
-    store.outbox_published(pending.pop().unwrap()).await.unwrap();
+    let last = store.outbox_pending(1100).await.unwrap().remove(0).pop().unwrap();
+    store.outbox_published(last.at(), last.seq).await.unwrap();
     forget_all(&store).await;
     assert_eq!(place.on_disk("SELECT count(*) FROM outbox").await, 1200, "too early");
     place.pass(Duration::from_secs(3601));
     forget_all(&store).await;
     assert_eq!(place.on_disk("SELECT count(*) FROM outbox").await, 100);
     assert_eq!(store.outbox_pending(9).await.unwrap()[0][0].message_id, "1101");
+    // The last of all is published and old, and its number is still known.
+    store.outbox_published(last.at(), 1200).await.unwrap();
+    forget_all(&store).await;
+    assert_eq!(place.on_disk("SELECT count(*) FROM outbox").await, 1);
     let id = "1201";
     let outgoing = outgoing("topic", id);
     store.commit(message(id), Authority::Delivery, Vec::new(), vec![outgoing]).await.unwrap();

@@ -19,6 +19,7 @@ use crate::effect::Value;
 use crate::event::MessageKey;
 use crate::outcome::{Code, reason};
 use crate::store::StoreError;
+use crate::store::outbox::Log;
 use crate::store::sql::{Param, Record, Sql};
 use crate::store::statements::{QUERY_ROWS_READ, bounded, query_writes};
 
@@ -221,68 +222,72 @@ pub(super) struct Begun {
     pub number: String,
 }
 
+/// A statement's parameters, in the order of their places.
+pub(super) type Params = Vec<Box<dyn ToSql + Sync + Send>>;
+
 /// A statement with its parameters, to be sent with others.
 pub(super) struct Sent {
     statement: Statement,
-    params: Vec<Box<dyn ToSql + Sync + Send>>,
+    params: Params,
     wants: Wants,
 }
 
 /// What is wanted of a statement's answer.
 #[derive(Clone, Copy)]
 enum Wants {
-    Changed,
-    Keys,
-    Count,
+    Nothing,
+    Told,
 }
 
 /// What a statement sent with others came to.
 pub(super) enum Answer {
-    /// So many rows were changed.
-    Changed(u64),
-    /// The keys in its only column.
-    Keys(Vec<MessageKey>),
-    /// The number in its only row.
-    Count(i64),
+    /// It was run.
+    Ran,
+    /// What the statement of a group tells.
+    Told(Told),
+}
+
+/// What became of a group that was written by one statement.
+pub(super) struct Told {
+    /// The keys that are known already, in trouble, or no longer ours.
+    pub known: Vec<MessageKey>,
+    /// How many gates its subscriptions have.
+    pub gates: i64,
+    /// How many rows were changed, by shape.
+    pub changed: Vec<i64>,
+    /// How many messages were appended to the outbox.
+    pub appended: i64,
+}
+
+impl Told {
+    fn of(row: &Row) -> Result<Self, Error> {
+        let keys: Vec<&[u8]> = row.try_get(0)?;
+        let known =
+            keys.iter().map(|key| MessageKey((*key).try_into().unwrap_or_default())).collect();
+        let (gates, changed, appended) = (row.try_get(1)?, row.try_get(2)?, row.try_get(3)?);
+        Ok(Self { known, gates, changed, appended })
+    }
 }
 
 impl Sent {
-    pub(super) fn changing(
-        statement: Statement,
-        params: Vec<Box<dyn ToSql + Sync + Send>>,
-    ) -> Self {
-        Self { statement, params, wants: Wants::Changed }
+    pub(super) fn running(statement: Statement, params: Params) -> Self {
+        Self { statement, params, wants: Wants::Nothing }
     }
 
-    pub(super) fn taking_keys(
-        statement: Statement,
-        params: Vec<Box<dyn ToSql + Sync + Send>>,
-    ) -> Self {
-        Self { statement, params, wants: Wants::Keys }
-    }
-
-    pub(super) fn counting(
-        statement: Statement,
-        params: Vec<Box<dyn ToSql + Sync + Send>>,
-    ) -> Self {
-        Self { statement, params, wants: Wants::Count }
+    pub(super) fn telling(statement: Statement, params: Params) -> Self {
+        Self { statement, params, wants: Wants::Told }
     }
 
     async fn by(self, client: &Client) -> Result<Answer, Error> {
         let params: Vec<&(dyn ToSql + Sync)> =
             self.params.iter().map(|param| &**param as &(dyn ToSql + Sync)).collect();
         Ok(match self.wants {
-            Wants::Changed => Answer::Changed(client.execute(&self.statement, &params).await?),
-            Wants::Count => {
-                Answer::Count(client.query_one(&self.statement, &params).await?.try_get(0)?)
+            Wants::Nothing => {
+                client.execute(&self.statement, &params).await?;
+                Answer::Ran
             }
-            Wants::Keys => {
-                let rows = client.query(&self.statement, &params).await?;
-                let key = |row: &Row| -> Result<MessageKey, Error> {
-                    let bytes: &[u8] = row.try_get(0)?;
-                    Ok(MessageKey(bytes.try_into().unwrap_or_default()))
-                };
-                Answer::Keys(rows.iter().map(key).collect::<Result<_, _>>()?)
+            Wants::Told => {
+                Answer::Told(Told::of(&client.query_one(&self.statement, &params).await?)?)
             }
         })
     }
@@ -378,7 +383,19 @@ impl Sql for Connection {
         };
         lock().map(drop).map_err(|error| fault(&error))
     }
+
+    fn lock_log(&self, log: &Log) -> Result<bool, StoreError> {
+        let lock = || {
+            let statement = self.prepare(LOCK_LOG)?;
+            self.driver.block_on(self.client.execute(&statement, &[&log.id, &log.owner]))
+        };
+        lock().map(|locked| locked > 0).map_err(|error| fault(&error))
+    }
 }
+
+/// What [`Sql::lock_log`] runs. The row stays as it is, so no versions of it pile up.
+pub(super) const LOCK_LOG: &str =
+    "SELECT id FROM outbox_log WHERE id = $1 AND owner = $2 FOR UPDATE";
 
 /// Why a handler's statement changed nothing.
 enum Refusal {

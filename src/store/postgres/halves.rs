@@ -36,8 +36,8 @@ pub(super) fn run(
     commits: &[&Commit],
     at: At<'_>,
 ) -> Result<Halved, StoreError> {
-    let keys = commits.iter().map(|commit| commit.incoming.key);
-    let lock = locks(connection, keys).map_err(|error| fault(&error))?;
+    let keys: Vec<_> = commits.iter().map(|commit| commit.incoming.key).collect();
+    let lock = locks(connection, &keys).map_err(|error| fault(&error))?;
     let (begun, _) = connection.begin_with(vec![lock]).map_err(|error| fault(&error))?;
     let mut halved = Halved { number: begun.number, written: Vec::new(), gates: Gates::None };
     let (left, right) = halves(0..commits.len());

@@ -17,6 +17,9 @@ pub(crate) const RENEW_EVERY: Duration = Duration::from_secs(5);
 /// How long the record of a process that is gone is kept.
 const REMEMBERED: Duration = Duration::from_secs(86_400);
 
+/// Logs looked at in one transaction for whether they can be forgotten.
+const FORGOTTEN_MAX: u32 = 16;
+
 /// The database's time, as far as it was heard.
 #[derive(Clone)]
 pub(super) struct Clocks {
@@ -110,4 +113,39 @@ pub(super) fn adopt_logs(sql: &dyn Sql, id: &str, now: Timestamp) -> Result<u64,
         params![before],
     )?;
     Ok(adopted)
+}
+
+/// Forgets logs beyond the two in use from which everything has left long ago: those of processes
+/// that are gone would only grow in number. Whoever still appends to one takes another.
+pub(super) fn forget_logs(sql: &dyn Sql, id: &str, now: Timestamp) -> Result<(), StoreError> {
+    let mut beyond = Vec::new();
+    for mut record in sql.records(
+        "SELECT id FROM outbox_log WHERE owner = $1 ORDER BY id OFFSET 2 LIMIT $2",
+        params![id, FORGOTTEN_MAX],
+    )? {
+        beyond.push(Log { id: record.take()?, owner: id.to_owned() });
+    }
+    let before = Timestamp(now.0 - i64::try_from(REMEMBERED.as_micros()).unwrap_or(i64::MAX));
+    for log in beyond {
+        // Nothing is appended from here on.
+        if !sql.lock_log(&log)? {
+            continue;
+        }
+        let is_needed = sql.exists(
+            "SELECT 1 FROM outbox o LEFT JOIN relay_cursor c USING (log, pubsub, topic)
+             WHERE o.log = $1 AND (o.created_at >= $2 OR c.seq IS NULL OR o.seq > c.seq) LIMIT 1",
+            params![log.id, before],
+        )?;
+        if is_needed {
+            continue;
+        }
+        for text in [
+            "DELETE FROM outbox WHERE log = $1",
+            "DELETE FROM relay_cursor WHERE log = $1",
+            "DELETE FROM outbox_log WHERE id = $1",
+        ] {
+            sql.execute(text, params![log.id])?;
+        }
+    }
+    Ok(())
 }

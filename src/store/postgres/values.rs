@@ -21,6 +21,11 @@ const POSTGRES_EPOCH_SECS: i64 = 946_684_800;
 /// Stands before an escaped character; from the private use area of Unicode.
 const ESCAPE: char = '\u{E000}';
 
+/// A text as it is kept.
+pub(super) fn kept_text(text: &str) -> String {
+    keep_nul(text).into_owned()
+}
+
 /// A text without NUL that [`nul_again`] turns back into this one.
 pub(super) fn keep_nul(text: &str) -> Cow<'_, str> {
     if !text.contains(['\0', ESCAPE]) {

@@ -8,6 +8,7 @@ use crate::effect::Value;
 use crate::event::MessageKey;
 use crate::outcome::{Code, reason};
 use crate::store::StoreError;
+use crate::store::outbox::Log;
 use crate::store::sql::{Param, Record, Sql};
 use crate::store::statements::{QUERY_ROWS_READ, bounded, ends_transaction, query_writes};
 
@@ -84,6 +85,10 @@ impl Sql for Connection {
 
     fn lock_gates(&self) -> Result<(), StoreError> {
         Ok(())
+    }
+
+    fn lock_log(&self, _: &Log) -> Result<bool, StoreError> {
+        Ok(true)
     }
 }
 

@@ -97,6 +97,22 @@ impl Redis {
         self.command(&[b"XADD", stream.as_bytes(), b"*", b"data", data, b"metadata", metadata]);
     }
 
+    /// From now on nothing can be published to that topic: the name is taken by something else.
+    pub fn spoil(&self, topic: &str) {
+        self.command(&[b"SET", topic.as_bytes(), b"no stream"]);
+    }
+
+    /// Ends what [`Self::spoil`] began.
+    pub fn mend(&self, topic: &str) {
+        self.command(&[b"DEL", topic.as_bytes()]);
+    }
+
+    /// From now on no larger value is taken.
+    pub fn take_bytes_max(&self, bytes: usize) {
+        let bytes = bytes.to_string();
+        self.command(&[b"CONFIG", b"SET", b"proto-max-bulk-len", bytes.as_bytes()]);
+    }
+
     /// How many entries a stream has.
     pub fn len(&self, stream: &str) -> usize {
         match self.command(&[b"XLEN", stream.as_bytes()]) {

@@ -2,11 +2,25 @@
 
 use std::path::PathBuf;
 
+use rusqlite::TransactionBehavior::Immediate;
 use rusqlite::{Connection, OpenFlags, Row};
 
 /// The service's database.
 pub struct Database {
     pub path: PathBuf,
+}
+
+/// A message for the outbox.
+#[derive(Clone, Copy)]
+pub struct ToPublish<'a> {
+    pub pubsub: &'a str,
+    pub topic: &'a str,
+    pub id: &'a str,
+    pub key: Option<&'a str>,
+    /// Microseconds since the epoch.
+    pub due_at: Option<i64>,
+    /// Bytes more than it would need.
+    pub padding: usize,
 }
 
 /// A message in trouble.
@@ -81,6 +95,59 @@ impl Database {
 
     fn count(&self, text: &str) -> usize {
         let count: i64 = self.rows(text, [], |row| row.get(0))[0];
+        usize::try_from(count).unwrap()
+    }
+
+    /// Appends messages to the outbox, as a commit of the service does; it finds them within a second.
+    pub fn append(&self, messages: &[ToPublish<'_>]) {
+        let mut connection = Connection::open(&self.path).unwrap();
+        connection.busy_timeout(super::SOON).unwrap();
+        let transaction = connection.transaction_with_behavior(Immediate).unwrap();
+        for message in messages {
+            let ToPublish { pubsub, topic, id, key, due_at, padding } = *message;
+            let content = serde_json::json!({
+                "specversion": "1.0",
+                "id": id,
+                "source": "/test",
+                "type": "test",
+                "datacontenttype": "application/json",
+                "data": { "padding": "x".repeat(padding) },
+            });
+            let content = content.to_string().into_bytes();
+            if let Some(due_at) = due_at {
+                transaction
+                    .execute(
+                        "INSERT INTO outbox_delayed
+                             (due_at, pubsub, topic, message_id, ordering_key, content)
+                         VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
+                        (due_at, pubsub, topic, id, key, content),
+                    )
+                    .unwrap();
+                continue;
+            }
+            transaction
+                .execute(
+                    "INSERT OR IGNORE INTO relay_cursor VALUES (1, ?1, ?2, 0)",
+                    (pubsub, topic),
+                )
+                .unwrap();
+            transaction
+                .execute(
+                    "INSERT INTO outbox
+                         (log, seq, pubsub, topic, message_id, ordering_key, content, created_at)
+                     SELECT 1, coalesce(max(seq), 0) + 1, ?1, ?2, ?3, ?4, ?5, 1 FROM outbox",
+                    (pubsub, topic, id, key, content),
+                )
+                .unwrap();
+        }
+        transaction.commit().unwrap();
+    }
+
+    /// How many messages of a topic the cursor has not passed.
+    pub fn unpublished_count(&self, topic: &str) -> usize {
+        let text = "SELECT count(*) FROM outbox o JOIN relay_cursor c USING (log, pubsub, topic)
+            WHERE o.seq > c.seq AND o.topic = ?1";
+        let count: i64 = self.rows(text, [topic], |row| row.get(0))[0];
         usize::try_from(count).unwrap()
     }
 

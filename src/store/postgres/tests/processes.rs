@@ -2,11 +2,27 @@
 //! dead while they live.
 
 use super::*;
+use crate::store::Outgoing;
 use crate::store::postgres::process::LEASE;
 
 /// The ids that wait to be published, in the order they will be.
 async fn waiting(store: &Store) -> Vec<String> {
     let topics = store.outbox_pending(99).await.unwrap();
+    topics.into_iter().flatten().map(|message| message.message_id).collect()
+}
+
+/// Somebody who has looked at the database once and holds on to what it was.
+async fn old_snapshot() -> tokio_postgres::Client {
+    let connected = tokio_postgres::connect(&server().url(), tokio_postgres::NoTls).await;
+    let (client, connection) = connected.unwrap();
+    tokio::spawn(connection);
+    let hold = "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM pg_class";
+    client.batch_execute(hold).await.unwrap();
+    client
+}
+
+async fn waiting_all(store: &Store) -> Vec<String> {
+    let topics = store.outbox_pending(9_999).await.unwrap();
     topics.into_iter().flatten().map(|message| message.message_id).collect()
 }
 
@@ -24,7 +40,7 @@ async fn five_processes_that_start_at_once_make_the_tables_once() {
     for opened in opened {
         opened.unwrap();
     }
-    assert_eq!(place.on_disk("SELECT count(*) FROM refinery_schema_history").await, 5);
+    assert_eq!(place.on_disk("SELECT count(*) FROM refinery_schema_history").await, 6);
     assert_eq!(place.on_disk("SELECT count(*) FROM app_migration").await, 1);
 }
 
@@ -96,6 +112,100 @@ async fn a_process_that_ended_properly_leaves_its_outbox_and_no_alarm() {
     living.serving().await.unwrap();
     assert_eq!(waiting(&living).await, ["1"]);
     assert_eq!(living.crash_seen(), None);
+}
+
+#[tokio::test]
+async fn delayed_messages_are_moved_once_by_whichever_replica_and_in_order() {
+    const COUNT: usize = 300;
+    let place = Place::postgres();
+    let replicas = [place.open().await, place.open().await, place.open().await];
+    for n in 0..COUNT {
+        let later = Outgoing {
+            due_at: Some(replicas[0].now().plus(Duration::from_secs(1))),
+            ..outgoing("topic", &format!("{n:03}"))
+        };
+        let id = n.to_string();
+        let commit = replicas[0].commit(message(&id), Authority::Delivery, Vec::new(), vec![later]);
+        assert_eq!(commit.await.unwrap(), Committed::Yes);
+    }
+    place.pass(Duration::from_secs(2));
+    let move_all = |store: &Store| {
+        let store = store.clone();
+        async move {
+            while store.outbox_look().await.unwrap().next_due.is_some() {
+                store.outbox_move_due(7).await.unwrap();
+            }
+        }
+    };
+    futures::future::join_all(replicas.iter().map(move_all)).await;
+    let mut all = Vec::new();
+    for replica in &replicas {
+        let own = waiting_all(replica).await;
+        assert!(own.is_sorted(), "in the order of its log: {own:?}");
+        all.extend(own);
+    }
+    all.sort();
+    let expected: Vec<String> = (0..COUNT).map(|n| format!("{n:03}")).collect();
+    assert_eq!(all, expected);
+}
+
+#[tokio::test]
+async fn logs_of_processes_that_are_gone_are_forgotten_when_all_has_left_for_a_day() {
+    let place = Place::postgres();
+    let (ending, living) = (place.open().await, place.open().await);
+    publish(&ending, "1").await;
+    ending.ended().await.unwrap();
+    drop(ending);
+    living.serving().await.unwrap();
+    let day = Duration::from_secs(86_401);
+    place.pass(day);
+    living.serving().await.unwrap();
+    assert_eq!(waiting(&living).await, ["1"], "not before it has left");
+    let adopted = living.outbox_look().await.unwrap().waiting.remove(0);
+    living.outbox_published(adopted.topic, adopted.newest).await.unwrap();
+    for _ in 0..2 {
+        living.serving().await.unwrap();
+    }
+    assert_eq!(place.on_disk("SELECT count(*) FROM outbox_log").await, 2);
+    // It may have been the one that the writer appended to.
+    publish(&living, "2").await;
+    assert_eq!(waiting(&living).await, ["2"]);
+}
+
+#[tokio::test]
+async fn appending_leaves_no_versions_of_a_row_behind_that_an_old_snapshot_would_keep() {
+    let place = Place::postgres();
+    let store = place.open().await;
+    let snapshot = old_snapshot().await;
+    for n in 0..400 {
+        let id = n.to_string();
+        // Both ways that a commit is written.
+        if n % 2 == 0 {
+            publish(&store, &id).await;
+        } else {
+            let outgoing = vec![outgoing("topic", &id)];
+            let commit =
+                store.commit(message(&id), Authority::Delivery, vec![note("alone")], outgoing);
+            assert_eq!(commit.await.unwrap(), Committed::Yes);
+        }
+    }
+    assert_eq!(place.on_disk("SELECT max(seq) FROM outbox").await, 400);
+    let size = place.on_disk("SELECT pg_relation_size('outbox_log')").await;
+    assert_eq!(size, 8192, "one page: the row stays as it was");
+    drop(snapshot);
+}
+
+#[tokio::test]
+async fn a_log_that_was_adopted_is_not_read_by_the_process_that_had_it() {
+    let place = Place::postgres();
+    let (paused, other) = (place.open().await, place.open().await);
+    publish(&paused, "1").await;
+    let topic = paused.outbox_look().await.unwrap().waiting.remove(0).topic;
+    assert!(paused.outbox_read(topic.clone(), 0, 9, 9_999).await.unwrap().is_some());
+    place.pass(LEASE + Duration::from_secs(1));
+    other.serving().await.unwrap();
+    assert!(paused.outbox_read(topic.clone(), 0, 9, 9_999).await.unwrap().is_none());
+    assert_eq!(other.outbox_read(topic, 0, 9, 9_999).await.unwrap().unwrap().len(), 1);
 }
 
 #[tokio::test]

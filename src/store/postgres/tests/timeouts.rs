@@ -63,5 +63,5 @@ async fn interactive_transactions_go_on_beside_one_another_and_beside_the_writer
         assert_eq!(committed.unwrap(), Committed::Yes);
     }
     assert_eq!(place.on_disk("SELECT count(*) FROM note").await, 3);
-    assert_eq!(place.on_disk("SELECT last_seq FROM outbox_log ORDER BY id LIMIT 1").await, 2);
+    assert_eq!(place.on_disk("SELECT max(seq) FROM outbox").await, 2);
 }

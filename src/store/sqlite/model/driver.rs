@@ -231,6 +231,8 @@ impl Store {
             pubsub: "pubsub".to_owned(),
             topic: "shipments".to_owned(),
             message_id: "1-0".to_owned(),
+            ordering_key: None,
+            due_at: None,
             content: Bytes::from_static(b"{}"),
         }];
         if told == Told::Nothing {

@@ -245,7 +245,9 @@ impl World<'_> {
         let name = TOPICS[topic];
         if let Some(last) = self.relay[topic].cursor_to.take() {
             self.say(format!("the cursor of {name} moves to {}", last.seq));
-            self.write(|ledger| outbox::move_cursor(ledger.sql, &last).map(Kept::Keep))?;
+            self.write(|ledger| {
+                outbox::move_cursor(ledger.sql, &last.at(), last.seq).map(Kept::Keep)
+            })?;
             return Ok(true);
         }
         let pending = self.store.pending(name)?;

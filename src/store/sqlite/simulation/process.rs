@@ -433,6 +433,8 @@ fn outgoing(incoming: &Incoming, number: usize) -> Vec<Outgoing> {
             pubsub: "pubsub".to_owned(),
             topic: TOPICS[(number + n) % 2].to_owned(),
             message_id: format!("{}-{n}", incoming.event_id),
+            ordering_key: None,
+            due_at: None,
             content: incoming.stored.body.clone(),
         })
         .collect()

@@ -168,9 +168,13 @@ impl Store {
 
     /// The next unpublished messages of a topic.
     pub(super) fn pending(&self, topic: &str) -> Result<Vec<Outgoing>, String> {
-        let topics = outbox::pending(&self.connection, &self.log.owner, 4).map_err(text)?;
-        let of_topic = |batch: &Vec<Outgoing>| batch.iter().any(|message| message.topic == topic);
-        Ok(topics.into_iter().find(of_topic).unwrap_or_default())
+        let owner = &self.log.owner;
+        let look = outbox::look(&self.connection, owner).map_err(text)?;
+        let Some(found) = look.waiting.iter().find(|waiting| waiting.topic.name == topic) else {
+            return Ok(Vec::new());
+        };
+        let read = outbox::read(&self.connection, owner, &found.topic, found.cursor, 4, u64::MAX);
+        Ok(read.map_err(text)?.unwrap_or_default())
     }
 }
 
