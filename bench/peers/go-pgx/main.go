@@ -114,6 +114,8 @@ func main() {
 	var err error
 	if path, ok := strings.CutPrefix(url, "sqlite://"); ok {
 		s, err = openSQLite(path)
+	} else if name, ok := strings.CutPrefix(url, "dapr://"); ok {
+		s = openStateStore(name, os.Getenv("DAPR_GRPC_PORT"))
 	} else {
 		s, err = openPostgres(ctx, url, os.Getenv("MODE"))
 	}
