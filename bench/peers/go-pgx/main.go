@@ -73,7 +73,11 @@ func (c *consumer) handle(ctx context.Context, e *common.TopicEvent) (retry bool
 		return true, err
 	}
 	// (false, err) would be DROP: the event would be lost.
-	return true, c.store.commit(ctx, w)
+	if err := c.store.commit(ctx, w); err != nil {
+		log.Printf("committing: %v", err)
+		return true, err
+	}
+	return true, nil
 }
 
 func (c *consumer) failsAgain(o order) bool {

@@ -41,11 +41,10 @@ func (s *stateStore) commit(ctx context.Context, w write) error {
 	if err != nil {
 		return err
 	}
+	// Without a content type: as JSON it would need a module of Redis that Debian's has not.
 	return sidecar.ExecuteStateTransaction(ctx, s.name, nil, []*client.StateOperation{{
 		Type: client.StateOperationTypeUpsert,
-		Item: &client.SetStateItem{
-			Key: o.OrderID, Value: value, Metadata: map[string]string{"contentType": "application/json"},
-		},
+		Item: &client.SetStateItem{Key: o.OrderID, Value: value},
 	}})
 }
 

@@ -8,8 +8,8 @@ use crate::group::{Contestant, Group, Work};
 use crate::peer::Peer;
 
 /// Seconds to start and end the programs of a cell and to audit it; roughly, on two cores.
-const AROUND_DIRECT: f64 = 2.5;
-const AROUND_DAPRD: f64 = 6.0;
+const AROUND_DIRECT: f64 = 1.5;
+const AROUND_DAPRD: f64 = 3.5;
 /// Rows a second that a dedup memory is filled with; once a group, then it is copied.
 const PRELOADED_PER_S: f64 = 250_000.0;
 /// Rows a second that such a memory is copied with.
