@@ -68,10 +68,10 @@ struct Cli {
     #[arg(long)]
     rounds: Option<u32>,
     /// Seconds measured in each cell
-    #[arg(long, default_value_t = 3.0)]
+    #[arg(long, default_value_t = run::SECS)]
     secs: f64,
     /// Seconds of each cell before they are measured
-    #[arg(long, default_value_t = 1.0)]
+    #[arg(long, default_value_t = 0.8)]
     warm_up_secs: f64,
     /// A cell is void when the hypervisor took more than this share of the CPU for other machines
     #[arg(long, default_value_t = 10.0)]

@@ -12,6 +12,9 @@ use crate::record::{Header, Record};
 use crate::report;
 use crate::results::Results;
 
+/// Seconds that are measured in a cell, when nothing else is said.
+pub const SECS: f64 = 2.5;
+
 /// How long cells last, as the command line says.
 pub fn lengths(cli: &Cli) -> Lengths {
     if cli.smoke {
@@ -104,7 +107,7 @@ fn header(place: &Place, cli: &Cli, group: &Group, machine: &Machine) -> Header 
     if let Some(rounds) = cli.rounds {
         command.push_str(&format!(" --rounds {rounds}"));
     }
-    if (cli.secs - 3.0).abs() > f64::EPSILON {
+    if (cli.secs - SECS).abs() > f64::EPSILON {
         command.push_str(&format!(" --secs {}", cli.secs));
     }
     command.push('\'');

@@ -5,9 +5,9 @@ use crate::database::Kind;
 use crate::peer::Peer;
 
 /// Events in a backlog: a few seconds of whoever works it off.
-const BACKLOG: u64 = 20_000;
-const BACKLOG_FAST: u64 = 40_000;
-const BACKLOG_SLOW: u64 = 5_000;
+const BACKLOG: u64 = 15_000;
+const BACKLOG_FAST: u64 = 30_000;
+const BACKLOG_SLOW: u64 = 4_000;
 
 /// One database with one fsync delay.
 struct Setting {
@@ -143,9 +143,9 @@ fn special(setting: &Setting) -> Vec<Group> {
     if setting.delay_us > 0 {
         return groups;
     }
-    let rows = [1_000, 100_000, 1_000_000, 10_000_000].map(|rows| {
+    let rows = [(1_000, 3), (100_000, 1), (1_000_000, 1), (10_000_000, 3)].map(|(rows, rounds)| {
         let work = Work::Direct(Direct { preload: rows, ..Direct::closed(64) });
-        one(&format!("backstop, {rows} rows"), Peer::Backstop, 3, work)
+        one(&format!("backstop, {rows} rows"), Peer::Backstop, rounds, work)
     });
     groups.push(setting.group("growth", "rows in the dedup memory", rows.into()));
     groups.push(merge(setting));
