@@ -7,7 +7,7 @@ BROKERS := in-memory redis
 TEST_THREADS := 4
 
 .DEFAULT_GOAL := help
-.PHONY: help run test soak fuzz lint doc bench bench-smoke bench-build clean-run need-cargo need-broker
+.PHONY: help run test soak fuzz lint doc bench bench-smoke bench-gate bench-build clean-run need-cargo need-broker
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,9 +45,14 @@ bench: bench-build ## measure against the peers, about half an hour [ARGS='--lis
 	@DAPRD="$$(deploy/local/find-daprd.sh)" && export DAPRD && \
 	exec cargo run --manifest-path bench/Cargo.toml --release --locked --quiet --bin run -- $(ARGS)
 
-bench-smoke: bench-build ## one short cell of everything the benchmark has, about two minutes
+bench-smoke: bench-build ## every cell of the benchmark once and short, about ten minutes
 	@DAPRD="$$(deploy/local/find-daprd.sh)" && export DAPRD && \
 	exec cargo run --manifest-path bench/Cargo.toml --release --locked --quiet --bin run -- --smoke $(ARGS)
+
+bench-gate: need-cargo ## fail when an event costs more CPU than it may; about six minutes, most of it compiling
+	@deploy/local/install.sh gcc postgresql
+	@bench/build.sh gate
+	@cd bench && exec cargo run --profile gate --locked --quiet --bin run -- --gate
 
 bench-build: need-cargo
 	@deploy/local/install.sh gcc redis-server postgresql nodejs npm

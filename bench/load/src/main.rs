@@ -97,15 +97,26 @@ struct PublishArguments {
     /// How many different events
     #[arg(long)]
     count: u64,
+    /// The number of the first
+    #[arg(long, default_value_t = 0)]
+    from: u64,
+    /// So many a second, one by one, instead of all in bulk
+    #[arg(long)]
+    per_sec: Option<f64>,
 }
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> anyhow::Result<()> {
     match Cli::parse().command {
         Command::Call(arguments) => call(arguments).await,
-        Command::Publish(PublishArguments { target, stream, count }) => {
+        Command::Publish(PublishArguments { target, stream, count, from, per_sec }) => {
             let stream = Stream::new(stream.seed, stream.dirty);
-            say(&Line::Done(publish::publish(&target, stream, count).await?))
+            let events = from..from + count;
+            let done = match per_sec {
+                Some(rate) => publish::publish_slowly(&target, stream, events, rate).await?,
+                None => publish::publish(&target, stream, events).await?,
+            };
+            say(&Line::Done(done))
         }
     }
 }

@@ -1,8 +1,10 @@
-//! Publishes the first events of a stream through a real sidecar, in bulk.
+//! Publishes events of a stream through a real sidecar, in bulk or slowly one by one.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use dapr::dapr::proto::runtime::v1 as api;
@@ -16,10 +18,11 @@ use load::report::Done;
 const IN_ONE: u64 = 100;
 const IN_FLIGHT: usize = 8;
 
-/// Publishes events `0..count` and the duplicates among them.
-pub async fn publish(target: &str, stream: Stream, count: u64) -> anyhow::Result<Done> {
+/// Publishes events `events` and the duplicates among them.
+pub async fn publish(target: &str, stream: Stream, events: Range<u64>) -> anyhow::Result<Done> {
     let client = DaprClient::connect(target.to_owned()).await.context("no sidecar there")?;
-    let next = Arc::new(AtomicU64::new(0));
+    let next = Arc::new(AtomicU64::new(events.start));
+    let count = events.end;
     let mut loops = JoinSet::new();
     for _ in 0..IN_FLIGHT {
         let (mut client, next) = (client.clone(), Arc::clone(&next));
@@ -43,7 +46,23 @@ pub async fn publish(target: &str, stream: Stream, count: u64) -> anyhow::Result
     while let Some(ended) = loops.join_next().await {
         duplicates += ended??;
     }
-    Ok(Done { sent: count, duplicates, ..Done::default() })
+    Ok(Done { sent: events.end - events.start, duplicates, ..Done::default() })
+}
+
+/// Publishes these events one by one, `per_sec` in a second.
+pub async fn publish_slowly(
+    target: &str,
+    stream: Stream,
+    events: Range<u64>,
+    per_sec: f64,
+) -> anyhow::Result<Done> {
+    let mut client = DaprClient::connect(target.to_owned()).await.context("no sidecar there")?;
+    let mut clock = tokio::time::interval(Duration::from_secs_f64(1.0 / per_sec));
+    for n in events.clone() {
+        clock.tick().await;
+        publish_some(&mut client, stream, &[n]).await?;
+    }
+    Ok(Done { sent: events.end - events.start, ..Done::default() })
 }
 
 async fn publish_some(

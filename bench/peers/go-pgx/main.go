@@ -73,7 +73,11 @@ func (c *consumer) handle(ctx context.Context, e *common.TopicEvent) (retry bool
 		return true, err
 	}
 	// (false, err) would be DROP: the event would be lost.
-	return true, c.store.commit(ctx, w)
+	if err := c.store.commit(ctx, w); err != nil {
+		log.Printf("committing: %v", err)
+		return true, err
+	}
+	return true, nil
 }
 
 func (c *consumer) failsAgain(o order) bool {
@@ -114,6 +118,8 @@ func main() {
 	var err error
 	if path, ok := strings.CutPrefix(url, "sqlite://"); ok {
 		s, err = openSQLite(path)
+	} else if name, ok := strings.CutPrefix(url, "dapr://"); ok {
+		s = openStateStore(name, os.Getenv("DAPR_GRPC_PORT"))
 	} else {
 		s, err = openPostgres(ctx, url, os.Getenv("MODE"))
 	}

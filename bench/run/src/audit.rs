@@ -8,7 +8,7 @@ use anyhow::{Context as _, ensure};
 use load::event::{Kind, Stream};
 
 use crate::database::{Database, connect};
-use crate::peer::Peer;
+use crate::watch::Watch;
 
 /// What the audit compares with.
 #[derive(Clone, Copy, Debug)]
@@ -27,69 +27,10 @@ const ORDERS: &str = "SELECT event_id FROM bench_order";
 const EXCEPTIONS: &str = "SELECT event_id FROM exception";
 const INBOX: &str = "SELECT count(*) FROM inbox";
 const OUTBOX: &str = "SELECT count(*) FROM outbox";
-const PROGRESS: &str = "SELECT coalesce(max(id), 0) FROM bench_order";
-const ORDER_COUNT: &str = "SELECT count(*) FROM bench_order";
-
-/// Fills the inbox with `rows` keys of other events, in the order of the key, which is the quickest.
-/// Backstop notes times as milliseconds, the peers on PostgreSQL as timestamps.
-pub fn preload_sql(database: &Database, peer: Peer, rows: u64) -> String {
-    let now =
-        if peer == Peer::Backstop { "(extract(epoch FROM now()) * 1000)::bigint" } else { "now()" };
-    match database {
-        Database::Postgres(..) => format!(
-            "INSERT INTO inbox (key, fingerprint, committed_at)
-             SELECT decode(md5('preload' || n), 'hex') AS k, decode(md5(n::text), 'hex'), {now}
-             FROM generate_series(1, {rows}) n ORDER BY k;
-             ANALYZE inbox; CHECKPOINT;"
-        ),
-        Database::Sqlite(_) => format!(
-            "WITH RECURSIVE counted(n) AS
-               (SELECT 1 UNION ALL SELECT n + 1 FROM counted WHERE n < {rows})
-             INSERT INTO inbox (key, fingerprint, committed_at)
-             SELECT randomblob(16) AS k, randomblob(16), unixepoch() * 1000 FROM counted ORDER BY k;
-             PRAGMA wal_checkpoint(TRUNCATE);"
-        ),
-    }
-}
-
-/// Looks at a database again and again, over one connection, so that watching costs next to nothing.
-pub enum Watch {
-    /// A session of its own.
-    Postgres(tokio_postgres::Client),
-    /// A second reader beside the consumer.
-    Sqlite(rusqlite::Connection),
-}
-
-impl Watch {
-    /// Connects; a SQLite file must be there already.
-    pub async fn open(database: &Database) -> anyhow::Result<Self> {
-        match database {
-            Database::Postgres(_, port) => Ok(Self::Postgres(connect(*port).await?)),
-            Database::Sqlite(path) => {
-                let flags = rusqlite::OpenFlags::SQLITE_OPEN_READ_WRITE;
-                Ok(Self::Sqlite(rusqlite::Connection::open_with_flags(path, flags)?))
-            }
-        }
-    }
-
-    /// About how many effects there are: one look into an index.
-    pub async fn progress(&self) -> anyhow::Result<u64> {
-        self.number(PROGRESS).await
-    }
-
-    /// How many effects there are.
-    pub async fn effects(&self) -> anyhow::Result<u64> {
-        self.number(ORDER_COUNT).await
-    }
-
-    async fn number(&self, sql: &str) -> anyhow::Result<u64> {
-        let number: i64 = match self {
-            Self::Postgres(client) => client.query_one(sql, &[]).await?.get(0),
-            Self::Sqlite(connection) => connection.query_row(sql, [], |row| row.get(0))?,
-        };
-        Ok(u64::try_from(number)?)
-    }
-}
+/// About how many effects there are.
+pub const PROGRESS: &str = "SELECT coalesce(max(id), 0) FROM bench_order";
+/// How many effects there are.
+pub const ORDER_COUNT: &str = "SELECT count(*) FROM bench_order";
 
 /// Fails with the first thing that is not as it must be. The consumer should have ended.
 pub async fn audit(database: &Database, expected: &Expected) -> anyhow::Result<()> {
@@ -135,24 +76,24 @@ pub async fn audit(database: &Database, expected: &Expected) -> anyhow::Result<(
 /// Fails unless every effect's message is on the stream, whose lines are given; tells how many came
 /// more than once, which at-least-once publishing allows.
 pub fn audit_published(expected: &Expected, entries: &str) -> anyhow::Result<u64> {
-    let mut seen: HashSet<&str> = HashSet::new();
-    let mut count = 0;
-    for entry in entries.lines() {
-        // Within redis-cli's quotes the quotes of JSON may be escaped.
-        let Some(at) = entry.find("orderId") else { continue };
-        let hex = |c: char| c.is_ascii_hexdigit();
-        let after = entry[at + "orderId".len()..].trim_start_matches(|c: char| !hex(c));
-        let id = after.get(..load::event::ID_LEN).context("an outgoing message without its id")?;
-        seen.insert(id);
-        count += 1;
-    }
+    let orders: Vec<&str> = entries.lines().filter_map(order_of).collect();
+    let seen: HashSet<&str> = orders.iter().copied().collect();
     let good = (0..expected.sent).filter(|n| expected.stream.kind(*n) != Kind::Poison).map(|n| {
         let id = expected.stream.id(n);
         seen.contains(id.as_str())
     });
     let missing = good.filter(|there| !there).count();
     ensure!(missing == 0, "{missing} messages were never published");
-    Ok(count - seen.len() as u64)
+    Ok((orders.len() - seen.len()) as u64)
+}
+
+/// The order that an outgoing message is about.
+pub fn order_of(message: &str) -> Option<&str> {
+    let at = message.find("orderId")?;
+    // Within redis-cli's quotes the quotes of JSON may be escaped.
+    let hex = |c: char| c.is_ascii_hexdigit();
+    let after = message[at + "orderId".len()..].trim_start_matches(|c: char| !hex(c));
+    after.get(..load::event::ID_LEN)
 }
 
 async fn texts(database: &Database, sql: &str) -> anyhow::Result<Vec<String>> {
@@ -172,4 +113,40 @@ async fn texts(database: &Database, sql: &str) -> anyhow::Result<Vec<String>> {
 
 async fn number(database: &Database, sql: &str) -> anyhow::Result<u64> {
     Watch::open(database).await?.number(sql).await
+}
+
+/// Fills a peer's outbox with the messages of a stream's first events, as the peer would write them.
+pub async fn fill_outbox(database: &Database, stream: &Stream, count: u64) -> anyhow::Result<()> {
+    let orders: Vec<String> = (0..count).map(|n| stream.id(n)).collect();
+    let content = |order: &str| {
+        format!(
+            r#"{{"data":{{"cents":123456,"orderId":"{order}"}},"datacontenttype":"application/json","id":"{order}","source":"bench-consumer","specversion":"1.0","time":"2026-11-30T12:00:00.123456789Z","type":"bench.order.accepted.v1"}}"#
+        )
+    };
+    let (pubsub, topic) = (load::event::PUBSUB, load::event::TOPIC_OUT);
+    match database {
+        Database::Postgres(_, port) => {
+            let client = connect(*port).await?;
+            let insert = "INSERT INTO outbox (pubsub, topic, message_id, content, created_at)
+                SELECT $1, $2, id, convert_to(content, 'UTF8'), now()
+                FROM unnest($3::text[], $4::text[]) AS made (id, content)";
+            for some in orders.chunks(10_000) {
+                let contents: Vec<String> = some.iter().map(|order| content(order)).collect();
+                client.execute(insert, &[&pubsub, &topic, &some, &contents]).await?;
+            }
+        }
+        Database::Sqlite(path) => {
+            let mut connection = rusqlite::Connection::open(path)?;
+            let transaction = connection.transaction()?;
+            for order in &orders {
+                transaction.execute(
+                    "INSERT INTO outbox (pubsub, topic, message_id, content, created_at)
+                     VALUES (?, ?, ?, ?, unixepoch() * 1000)",
+                    (pubsub, topic, order, content(order).into_bytes()),
+                )?;
+            }
+            transaction.commit()?;
+        }
+    }
+    Ok(())
 }

@@ -8,13 +8,15 @@ use dapr::dapr::proto::runtime::v1::GetMetadataRequest;
 use dapr::dapr::proto::runtime::v1::dapr_client::DaprClient;
 use rustix::process::Signal;
 
-use load::event::PUBSUB;
+use load::event::{PUBSUB, TOPIC_OUT};
 
 use crate::place::Place;
 use crate::process::{self, Process, free_ports};
 
 /// The consumer's app id: also its consumer group.
 pub const APP_ID: &str = "bench-consumer";
+/// The state store that Dapr's own outbox works on.
+pub const STATE_STORE: &str = "benchstate";
 const START_LIMIT: Duration = Duration::from_secs(30);
 
 /// A Redis of the cell's own; it keeps nothing on disk.
@@ -24,7 +26,7 @@ pub struct Redis {
 }
 
 impl Redis {
-    /// Starts it.
+    /// Starts it, with what is in `dump.rdb` of the directory if there is one.
     pub async fn start(directory: &Path) -> anyhow::Result<Self> {
         let [port] = free_ports()?;
         let mut command = process::command("redis-server");
@@ -82,6 +84,31 @@ impl Redis {
         let resiliency = resiliency.replace("orderpubsub", PUBSUB);
         std::fs::write(components.join("resiliency.yaml"), resiliency)?;
         Ok(components)
+    }
+
+    /// Adds a state store with Dapr's own outbox, in the same Redis: no fsync is waited for.
+    pub fn add_outbox(&self, directory: &Path) -> anyhow::Result<()> {
+        let components = directory.join("components");
+        std::fs::create_dir_all(&components)?;
+        let text = format!(
+            "apiVersion: dapr.io/v1alpha1
+kind: Component
+metadata:
+  name: {STATE_STORE}
+spec:
+  type: state.redis
+  version: v1
+  metadata:
+    - name: redisHost
+      value: 127.0.0.1:{}
+    - name: outboxPublishPubsub
+      value: {PUBSUB}
+    - name: outboxPublishTopic
+      value: {TOPIC_OUT}
+",
+            self.port
+        );
+        Ok(std::fs::write(components.join("state.yaml"), text)?)
     }
 }
 

@@ -60,21 +60,29 @@ pub fn fsyncs(directory: &Path) -> u64 {
 }
 
 impl Database {
-    /// Makes an empty one with the cell's fsync delay.
+    /// Makes one with the cell's fsync delay: empty, or a copy of what another left in `filled`.
     pub async fn start(
         place: &Place,
         directory: &Path,
         kind: Kind,
         delay_us: u32,
+        filled: Option<&Path>,
     ) -> anyhow::Result<Self> {
         let count = directory.join("fsync.count");
         std::fs::write(&count, [0; 8])?;
         if kind == Kind::Sqlite {
-            return Ok(Self::Sqlite(directory.join("bench.db")));
+            let file = directory.join("bench.db");
+            if let Some(filled) = filled {
+                std::fs::copy(filled.join("bench.db"), &file)?;
+            }
+            return Ok(Self::Sqlite(file));
         }
         let programs = place.postgres.as_ref().context("there is no PostgreSQL here")?;
         let data = directory.join("postgres");
-        let template = template(place, programs)?;
+        let template = match filled {
+            Some(filled) => filled.join("postgres"),
+            None => template(place, programs)?,
+        };
         run(Command::new("cp").arg("-a").arg(template).arg(&data))?;
         if let Some((user, group)) = place.postgres_user {
             std::os::unix::fs::chown(&count, Some(user), Some(group))?;
@@ -129,11 +137,10 @@ impl Database {
         }
     }
 
-    /// Ends it.
-    pub async fn end(self) -> anyhow::Result<()> {
+    /// Ends it: with SIGINT as it should be, with SIGQUIT at once, when it is not needed any more.
+    pub async fn end(self, signal: Signal) -> anyhow::Result<()> {
         match self {
-            // A fast shutdown: sessions are not waited for.
-            Self::Postgres(server, _) => server.end(Signal::INT).await,
+            Self::Postgres(server, _) => server.end(signal).await,
             Self::Sqlite(_) => Ok(()),
         }
     }

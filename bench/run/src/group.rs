@@ -1,11 +1,18 @@
 //! What can be measured: groups of cells that are compared with one another. In a group everybody
 //! works on the same database with the same fsync delay, and the first is what the others are
-//! divided by.
+//! divided by. Which groups there are: `group/list.rs`.
+
+mod list;
 
 use serde::Serialize;
 
 use crate::database::Kind;
 use crate::peer::Peer;
+
+pub use list::all;
+
+/// Rounds of a comparison that the headline rests on.
+pub const HEADLINE_ROUNDS: u32 = 5;
 
 /// Cells to be compared.
 #[derive(Clone, Debug)]
@@ -22,8 +29,6 @@ pub struct Group {
     pub contestants: Vec<Contestant>,
     /// Whether it runs when nothing is chosen.
     pub default: bool,
-    /// Whether it belongs to the smoke run.
-    pub smoke: bool,
 }
 
 /// One who is compared.
@@ -35,6 +40,8 @@ pub struct Contestant {
     pub peer: Peer,
     /// What it does.
     pub work: Work,
+    /// In how many rounds it takes part: the first ones.
+    pub rounds: u32,
 }
 
 /// What a cell does.
@@ -43,7 +50,7 @@ pub enum Work {
     /// Deliveries straight into the consumer.
     Direct(Direct),
     /// A backlog through a real sidecar and Redis streams.
-    Drain,
+    Drain(Drain),
     /// Many deliveries in flight whose handlers wait.
     Parked(Parked),
     /// Dead letters that recover by themselves.
@@ -56,6 +63,11 @@ pub enum Work {
         /// How many messages.
         count: u64,
     },
+    /// From an effect to its message on the broker: how many a second, and how late.
+    Outbox {
+        /// How many at once, for the rate.
+        count: u64,
+    },
 }
 
 /// See [`Work::Direct`].
@@ -65,14 +77,32 @@ pub struct Direct {
     pub in_flight: usize,
     /// Events in one call.
     pub bulk: u64,
-    /// An open loop at this rate instead of calls kept in flight.
-    pub per_sec: Option<f64>,
+    /// An open loop instead of calls kept in flight.
+    pub rate: Option<Rate>,
     /// With poison, transient failures and duplicates.
     pub dirty: bool,
     /// Rows in the inbox before.
     pub preload: u64,
     /// Each event's row by a statement of its own, which is never merged with others (Backstop).
     pub own_statement: bool,
+}
+
+/// How many events a second an open loop sends: the same for everybody in the group.
+#[derive(Clone, Debug, Serialize)]
+pub struct Rate {
+    /// Half of what the first contestant of this group reached, where that was measured.
+    pub half_of: String,
+    /// Otherwise so many.
+    pub else_per_sec: f64,
+}
+
+/// See [`Work::Drain`].
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Drain {
+    /// Whether the consumer asks for bulk delivery.
+    pub bulk: bool,
+    /// Events in the backlog.
+    pub backlog: u64,
 }
 
 /// See [`Work::Parked`].
@@ -86,176 +116,29 @@ pub struct Parked {
 
 impl Direct {
     fn closed(in_flight: usize) -> Self {
-        Self { in_flight, bulk: 1, per_sec: None, dirty: false, preload: 0, own_statement: false }
+        Self { in_flight, bulk: 1, rate: None, dirty: false, preload: 0, own_statement: false }
+    }
+
+    fn bulk(calls: usize, events: u64) -> Self {
+        Self { bulk: events, ..Self::closed(calls) }
     }
 }
 
-fn each(peers: &[Peer], work: &Work) -> Vec<Contestant> {
-    let one =
-        |peer: &Peer| Contestant { label: peer.name().to_owned(), peer: *peer, work: work.clone() };
-    peers.iter().map(one).collect()
-}
-
-fn labelled(label: impl Into<String>, peer: Peer, work: Work) -> Contestant {
-    Contestant { label: label.into(), peer, work }
-}
-
-/// Everyone who can use this database; the tuned Go peer first.
-fn peers(store: Kind) -> &'static [Peer] {
-    match store {
-        Kind::Postgres => &[Peer::GoTx, Peer::GoCte, Peer::RustSqlx, Peer::NodePg, Peer::Backstop],
-        Kind::Sqlite => &[Peer::GoTx, Peer::RustSqlx, Peer::Backstop],
+impl Group {
+    /// Rounds of the contestant that takes part in most.
+    pub fn rounds(&self) -> u32 {
+        self.contestants.iter().map(|contestant| contestant.rounds).max().unwrap_or(0)
     }
-}
 
-/// The two whose ratio is the headline.
-const HEADLINE: [Peer; 2] = [Peer::GoTx, Peer::Backstop];
-
-/// Database and delay, with their short name.
-fn settings() -> impl Iterator<Item = (Kind, u32, String)> {
-    [(Kind::Postgres, "pg"), (Kind::Sqlite, "sqlite")].into_iter().flat_map(|(store, name)| {
-        [(0, "0"), (1000, "1ms")].map(|(delay, text)| (store, delay, format!("{name}.{text}")))
-    })
-}
-
-/// Every group there is.
-pub fn all() -> Vec<Group> {
-    let mut groups = vec![noise()];
-    for (store, delay_us, setting) in settings() {
-        groups.push(direct_64(store, delay_us, &setting));
-    }
-    for (store, delay_us, setting) in settings() {
-        for in_flight in [1, 10, 256] {
-            groups.push(Group {
-                name: format!("direct.{setting}.{in_flight}"),
-                about: format!("direct gRPC, {in_flight} in flight"),
-                store,
-                delay_us,
-                contestants: each(&HEADLINE, &Work::Direct(Direct::closed(in_flight))),
-                default: delay_us == 1000,
-                smoke: false,
-            });
+    /// Who runs in this round, in turn: every other round the other way round.
+    pub fn order(&self, round: u32) -> Vec<&Contestant> {
+        let takes_part = |contestant: &&Contestant| round < contestant.rounds;
+        let mut order: Vec<_> = self.contestants.iter().filter(takes_part).collect();
+        if round % 2 == 1 {
+            order.reverse();
         }
+        order
     }
-    for (store, delay_us, setting) in settings() {
-        groups.push(Group {
-            name: format!("daprd.{setting}"),
-            about: "through a real daprd and Redis streams, concurrency 64, all relaying"
-                .to_owned(),
-            store,
-            delay_us,
-            contestants: each(peers(store), &Work::Drain),
-            default: true,
-            smoke: delay_us == 1000,
-        });
-    }
-    for (store, delay_us, setting) in settings() {
-        groups.extend(special(store, delay_us, &setting));
-    }
-    groups
-}
-
-fn noise() -> Group {
-    let work = Work::Direct(Direct::closed(64));
-    Group {
-        name: "noise".to_owned(),
-        about: "the same peer twice: what differs here is noise".to_owned(),
-        store: Kind::Postgres,
-        delay_us: 1000,
-        contestants: vec![
-            labelled("go-tx", Peer::GoTx, work.clone()),
-            labelled("go-tx again", Peer::GoTx, work),
-        ],
-        default: true,
-        smoke: false,
-    }
-}
-
-fn direct_64(store: Kind, delay_us: u32, setting: &str) -> Group {
-    let mut contestants = each(peers(store), &Work::Direct(Direct::closed(64)));
-    let bulk = Direct { bulk: 16, ..Direct::closed(4) };
-    contestants.push(labelled("backstop, bulk 4 x 16", Peer::Backstop, Work::Direct(bulk)));
-    Group {
-        name: format!("direct.{setting}.64"),
-        about: "direct gRPC, 64 events in flight; nobody but Backstop takes bulk deliveries"
-            .to_owned(),
-        store,
-        delay_us,
-        contestants,
-        default: true,
-        smoke: delay_us == 1000,
-    }
-}
-
-/// Workloads that are measured for the headline pair or for Backstop alone.
-fn special(store: Kind, delay_us: u32, setting: &str) -> Vec<Group> {
-    let group = |what: &str, about: &str, contestants: Vec<Contestant>| Group {
-        name: format!("{what}.{setting}"),
-        about: about.to_owned(),
-        store,
-        delay_us,
-        contestants,
-        default: false,
-        smoke: false,
-    };
-    let dirty = Work::Direct(Direct { dirty: true, ..Direct::closed(64) });
-    let clean = Work::Direct(Direct::closed(64));
-    let mut dirty = each(&HEADLINE, &dirty);
-    dirty.push(labelled("backstop, clean", Peer::Backstop, clean.clone()));
-    let mut groups = vec![Group {
-        default: delay_us == 1000,
-        smoke: delay_us == 1000,
-        ..group("dirty", "10 % duplicates, 1 % poison, 1 % that fail twice; 64 in flight", dirty)
-    }];
-    let half = |per_sec| Work::Direct(Direct { per_sec: Some(per_sec), ..Direct::closed(64) });
-    let rate = if store == Kind::Sqlite && delay_us > 0 { 400.0 } else { 2000.0 };
-    groups.push(group(
-        "open",
-        "latency at a fixed rate, about half of what the Go peer can do",
-        each(&HEADLINE, &half(rate)),
-    ));
-    if delay_us > 0 {
-        return groups;
-    }
-    let rows = [1_000, 100_000, 1_000_000, 10_000_000].map(|rows| {
-        let work = Work::Direct(Direct { preload: rows, ..Direct::closed(64) });
-        labelled(format!("backstop, {rows} rows"), Peer::Backstop, work)
-    });
-    groups.push(group("growth", "rows in the dedup memory", rows.into()));
-    let own = Work::Direct(Direct { own_statement: true, ..Direct::closed(64) });
-    groups.push(Group {
-        smoke: true,
-        ..group(
-            "merge",
-            "typed rows, merged into set statements, against a statement and savepoint an event",
-            vec![
-                labelled("own statements", Peer::Backstop, own),
-                labelled("typed rows", Peer::Backstop, clean),
-            ],
-        )
-    });
-    let parked = Work::Parked(Parked { in_flight: 10_000, park_ms: 5000 });
-    groups.push(Group {
-        smoke: store == Kind::Sqlite,
-        ..group("parked", "10,000 deliveries in flight: memory", each(&HEADLINE, &parked))
-    });
-    groups.push(Group {
-        smoke: store == Kind::Sqlite,
-        ..group(
-            "recovery",
-            "10,000 dead letters that were never attempted",
-            vec![labelled("backstop", Peer::Backstop, Work::Recovery { count: 10_000 })],
-        )
-    });
-    groups.push(Group {
-        smoke: store == Kind::Postgres,
-        ..group(
-            "relay",
-            "100,000 messages published while an old snapshot is open; a broker that takes all",
-            each(&HEADLINE, &Work::Relay { count: 100_000 }),
-        )
-    });
-    groups
 }
 
 #[cfg(test)]
@@ -268,5 +151,25 @@ mod tests {
         let names: std::collections::HashSet<_> = groups.iter().map(|group| &group.name).collect();
         assert_eq!(names.len(), groups.len());
         assert!(groups.iter().all(|group| !group.contestants.is_empty()));
+    }
+
+    #[test]
+    fn every_label_is_there_once_and_the_first_takes_part_in_every_round() {
+        for group in all() {
+            let labels: std::collections::HashSet<_> =
+                group.contestants.iter().map(|contestant| &contestant.label).collect();
+            assert_eq!(labels.len(), group.contestants.len(), "{}", group.name);
+            assert_eq!(group.contestants[0].rounds, group.rounds(), "{}", group.name);
+        }
+    }
+
+    #[test]
+    fn turns_are_taken_in_the_other_order_in_every_other_round() {
+        let group = all().into_iter().find(|group| group.name == "direct.pg.0.64").unwrap();
+        let labels =
+            |round| group.order(round).iter().map(|one| one.label.clone()).collect::<Vec<_>>();
+        let turned: Vec<_> = labels(0).into_iter().rev().collect();
+        assert_eq!(turned, labels(1));
+        assert!(labels(4).len() < labels(0).len(), "not everybody takes part in the last round");
     }
 }

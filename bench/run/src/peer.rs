@@ -25,6 +25,10 @@ pub enum Peer {
     NodePg,
     /// Rust, tonic and sqlx: one transaction of statements an event.
     RustSqlx,
+    /// Dapr Go SDK and Dapr's own outbox: one state transaction an event.
+    DaprOutbox,
+    /// Acknowledges, and does nothing else: the ceiling.
+    Nothing,
 }
 
 /// What a consumer is told, besides its database.
@@ -42,6 +46,10 @@ pub struct Setting {
     pub relay: bool,
     /// Whether each event's row is a statement of its own (Backstop).
     pub own_statement: bool,
+    /// Events that it asks for in one call of the sidecar.
+    pub bulk: Option<u16>,
+    /// Whether a message carries the time of its effect; Dapr's outbox always does.
+    pub stamped: bool,
     /// How long each handler waits first.
     pub park_ms: u32,
     /// Whether recovery is quick and wide (Backstop): for measuring it.
@@ -57,17 +65,24 @@ impl Peer {
             Self::GoCte => "go-cte",
             Self::NodePg => "node-pg",
             Self::RustSqlx => "rust-sqlx",
+            Self::DaprOutbox => "dapr-outbox",
+            Self::Nothing => "nothing",
         }
     }
 
     /// How the sidecar hands events over to it.
     pub fn form(self) -> &'static str {
-        if self == Self::Backstop { "raw" } else { "cooked" }
+        if matches!(self, Self::Backstop | Self::Nothing) { "raw" } else { "cooked" }
+    }
+
+    /// Whether it keeps an inbox and an outbox in the cell's database, to be audited.
+    pub fn has_tables(self) -> bool {
+        !matches!(self, Self::DaprOutbox | Self::Nothing)
     }
 
     /// The tables it expects to find; Backstop makes its own.
     pub fn schema(self, place: &Place, kind: database::Kind) -> anyhow::Result<String> {
-        if self == Self::Backstop {
+        if self == Self::Backstop || !self.has_tables() {
             return Ok(String::new());
         }
         let name = match kind {
@@ -89,7 +104,8 @@ impl Peer {
     ) -> anyhow::Result<Command> {
         let program = match self {
             Self::Backstop => place.programs.join("consumer"),
-            Self::GoTx | Self::GoCte => place.peers.join("go-pgx"),
+            Self::GoTx | Self::GoCte | Self::DaprOutbox => place.peers.join("go-pgx"),
+            Self::Nothing => place.programs.join("nothing"),
             Self::RustSqlx => place.peers.join("rust-sqlx"),
             Self::NodePg => "node".into(),
         };
@@ -108,6 +124,9 @@ impl Peer {
             .env("DAPR_GRPC_PORT", setting.dapr_grpc_port.to_string())
             .env("DAPR_HTTP_PORT", setting.dapr_http_port.to_string())
             .env("BENCH_PARK_MS", setting.park_ms.to_string());
+        if let Some(bulk) = setting.bulk {
+            command.env("BENCH_BULK", bulk.to_string());
+        }
         match self {
             Self::Backstop => backstop(&mut command, database, setting),
             Self::GoTx | Self::GoCte | Self::NodePg | Self::RustSqlx => {
@@ -115,6 +134,10 @@ impl Peer {
                 command.env("MODE", if self == Self::GoCte { "cte" } else { "tx" });
                 command.env("RELAY", if setting.relay { "1" } else { "0" });
             }
+            Self::DaprOutbox => {
+                command.env("STORE_URL", format!("dapr://{}", crate::daprd::STATE_STORE));
+            }
+            Self::Nothing => {}
         }
         if self == Self::NodePg {
             command.env("NODE_ENV", "production");
@@ -134,6 +157,9 @@ fn backstop(command: &mut Command, database: &Database, setting: &Setting) {
         .env("BACKSTOP_LOG", "warn");
     if setting.own_statement {
         command.env("BENCH_HANDLER", "sql");
+    }
+    if setting.stamped {
+        command.env("BENCH_STAMP", "1");
     }
     if setting.quick_recovery {
         command

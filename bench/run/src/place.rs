@@ -5,6 +5,8 @@ use std::process::Command;
 
 use anyhow::{Context as _, ensure};
 
+use crate::database::Kind;
+
 /// The parts that do not change from cell to cell.
 pub struct Place {
     /// On tmpfs; removed at the end.
@@ -63,6 +65,16 @@ impl Place {
             .context("a C compiler is needed for the fsync delay (cc)")?;
         ensure!(status.success(), "the fsync shim does not compile");
         Ok(())
+    }
+
+    /// Where a database with so many rows of dedup memory is kept for the other rounds of a group.
+    pub fn preloaded(&self, kind: Kind, rows: u64) -> PathBuf {
+        self.root.join("preloaded").join(format!("{kind:?}-{rows}"))
+    }
+
+    /// Removes those databases.
+    pub fn forget_preloaded(&self) {
+        let _ = std::fs::remove_dir_all(self.root.join("preloaded"));
     }
 
     /// Removes the directory.

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::cpu::{Micros, Part};
+use crate::machine::Machine;
 
 /// Of which run a group's records are: the first line of its file.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -17,10 +18,10 @@ pub struct Header {
     pub command: String,
     /// The commit that was measured; `-dirty` when the tree had changes.
     pub commit: String,
-    /// Cores that all programs of a cell shared.
-    pub cores: usize,
     /// Length of the measured part in seconds.
     pub secs: f64,
+    /// Where it was measured.
+    pub machine: Machine,
 }
 
 /// One cell.
@@ -69,6 +70,17 @@ fn cores() -> f64 {
 }
 
 impl Figures {
+    /// CPU microseconds an event of the consumer and its database.
+    pub fn app_and_database_us(&self) -> Option<f64> {
+        let of = |part| self.cpu_us.get(&part).copied();
+        Some(of(Part::App)? + of(Part::Database).unwrap_or(0.0))
+    }
+
+    /// The share of the bound that was reached, in per cent.
+    pub fn percent_of_bound(&self) -> Option<f64> {
+        self.bound_per_s.map(|bound| self.per_s * 100.0 / bound)
+    }
+
     /// Of `events` in `secs`, with this CPU time, `in_flight` events at once and this fsync delay.
     pub fn of(events: u64, secs: f64, cpu: &Micros, in_flight: u64, delay_us: u32) -> Self {
         let count = events.max(1) as f64;

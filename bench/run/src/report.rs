@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::path::Path;
 
-use anyhow::Context as _;
-
+use crate::aims;
 use crate::cpu::Part;
+use crate::machine::Machine;
 use crate::record::{Figures, Header, Record};
+use crate::results::Kept;
 use crate::stats::{median, range};
 
 /// More stolen time than this is told under the table, in per cent.
@@ -24,24 +24,46 @@ event. \"Bound\" is the share reached of what the cell's CPU, its calls in fligh
 allow at best. A ratio below 1 is a loss.
 ";
 
-/// The whole page, from a directory of results.
-pub fn render_directory(results: &Path) -> anyhow::Result<String> {
+/// The whole page.
+pub fn page(kept: &[Kept]) -> String {
     let mut page = PREFACE.to_owned();
-    let mut paths: Vec<_> = std::fs::read_dir(results)
-        .map(|entries| entries.filter_map(|entry| Some(entry.ok()?.path())).collect())
-        .unwrap_or_default();
-    paths.retain(|path| path.extension().is_some_and(|extension| extension == "jsonl"));
-    paths.sort();
-    for path in paths {
-        let text = std::fs::read_to_string(&path)?;
-        let mut lines = text.lines();
-        let header = lines.next().with_context(|| format!("{} is empty", path.display()))?;
-        let header: Header = serde_json::from_str(header)?;
-        let records: Vec<Record> = lines.map(serde_json::from_str).collect::<Result<_, _>>()?;
+    page.push_str(&aims::render(kept));
+    page.push_str(&machines(kept));
+    for Kept { header, records } in kept {
         page.push('\n');
-        page.push_str(&render(&header, &records));
+        page.push_str(&render(header, records));
     }
-    Ok(page)
+    page
+}
+
+/// Where and with what everything was measured.
+fn machines(kept: &[Kept]) -> String {
+    let mut text = "\n## Where\n\n".to_owned();
+    let mut machines: Vec<&Machine> = Vec::new();
+    for one in kept {
+        if !machines.contains(&&one.header.machine) {
+            machines.push(&one.header.machine);
+        }
+    }
+    for machine in &machines {
+        let Machine { day, cores, processor, memory_mib, kernel, versions } = machine;
+        let gib = *memory_mib as f64 / 1024.0;
+        let _ = writeln!(text, "- {day}: {cores} cores of {processor}, {gib:.0} GiB, {kernel}.");
+        for version in versions.values() {
+            let _ = writeln!(text, "  - {version}");
+        }
+        if machines.len() > 1 {
+            let groups = kept.iter().filter(|one| one.header.machine == **machine);
+            let names: Vec<&str> = groups.map(|one| one.header.group.as_str()).collect();
+            let _ = writeln!(text, "  - for {}", names.join(", "));
+        }
+    }
+    text.push_str(
+        "\nThe peers' settings are in their READMEs, PostgreSQL's that differ from its defaults in \
+         `run/src/database.rs`, the sidecar's are the component files and the resiliency of this \
+         repository.\n",
+    );
+    text
 }
 
 /// One group's table.
@@ -54,10 +76,7 @@ pub fn render(header: &Header, records: &[Record]) -> String {
         }
     }
     let baseline = labels.first().copied().unwrap_or_default();
-    let mut text = format!(
-        "## {}\n\n{}. Commit {}, {} cores",
-        header.group, header.about, header.commit, header.cores
-    );
+    let mut text = format!("## {}\n\n{}. Commit {}", header.group, header.about, header.commit);
     let _ = write!(text, ", {} s a cell.\n\n    {}\n\n", header.secs, header.command);
     text.push_str("| | events/s | ratio | p50 / p99 ms | CPU app / db / daprd / redis / load | bound | fsyncs per 1,000 | peak MiB |\n");
     text.push_str("|---|---|---|---|---|---|---|---|\n");
@@ -69,12 +88,17 @@ pub fn render(header: &Header, records: &[Record]) -> String {
     text
 }
 
-fn of<'a>(records: &'a [Record], label: &'a str) -> impl Iterator<Item = &'a Record> {
+/// A contestant's cells.
+pub fn of<'a>(records: &'a [Record], label: &'a str) -> impl Iterator<Item = &'a Record> {
     records.iter().filter(move |record| record.label == label)
 }
 
 /// The median over the label's valid cells of what `get` finds in them.
-fn middle(records: &[Record], label: &str, get: impl Fn(&Figures) -> Option<f64>) -> Option<f64> {
+pub fn middle(
+    records: &[Record],
+    label: &str,
+    get: impl Fn(&Figures) -> Option<f64>,
+) -> Option<f64> {
     let values: Vec<f64> =
         of(records, label).filter_map(|record| get(record.figures.as_ref()?)).collect();
     median(&values)
@@ -93,9 +117,7 @@ fn row(text: &mut String, records: &[Record], baseline: &str, label: &str) {
         let value = middle(records, label, |figures| get(figures).map(|micros| micros as f64));
         value.map_or("-".to_owned(), |value| format!("{:.1}", value / 1e3))
     };
-    let bound = middle(records, label, |figures| {
-        figures.bound_per_s.map(|bound| figures.per_s * 100.0 / bound)
-    });
+    let bound = middle(records, label, Figures::percent_of_bound);
     let plain = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.0}"));
     let _ = writeln!(
         text,
@@ -116,21 +138,33 @@ fn row(text: &mut String, records: &[Record], baseline: &str, label: &str) {
 
 /// Events a second, divided by the baseline's in the same round.
 fn ratio(records: &[Record], baseline: &str, label: &str) -> String {
-    let by_round = |label| -> BTreeMap<u32, f64> {
-        of(records, label)
-            .filter_map(|record| Some((record.round, record.figures.as_ref()?.per_s)))
-            .collect()
-    };
-    let (theirs, own) = (by_round(baseline), by_round(label));
-    let ratios: Vec<f64> =
-        own.iter().filter_map(|(round, value)| Some(value / theirs.get(round)?)).collect();
+    if baseline == label {
+        return "1".to_owned();
+    }
+    let ratios = ratios(records, label, baseline, |figures| Some(figures.per_s));
     match (median(&ratios), range(&ratios)) {
-        _ if baseline == label => "1".to_owned(),
         (Some(middle), Some((least, most))) => {
             format!("{middle:.2} ({least:.2}-{most:.2}, n={})", ratios.len())
         }
         _ => "-".to_owned(),
     }
+}
+
+/// What `get` finds for one, divided by what it finds for the other in the same round.
+pub fn ratios(
+    records: &[Record],
+    label: &str,
+    baseline: &str,
+    get: impl Fn(&Figures) -> Option<f64>,
+) -> Vec<f64> {
+    let by_round = |label| -> BTreeMap<u32, f64> {
+        of(records, label)
+            .filter_map(|record| Some((record.round, get(record.figures.as_ref()?)?)))
+            .collect()
+    };
+    let theirs = by_round(baseline);
+    let own = by_round(label).into_iter();
+    own.filter_map(|(round, value)| Some(value / theirs.get(&round)?)).collect()
 }
 
 /// What only some cells have.

@@ -19,6 +19,13 @@ pub fn range(values: &[f64]) -> Option<(f64, f64)> {
     Some((least, most))
 }
 
+/// The value below which this share of a sorted list is.
+pub fn quantile(sorted: &[u64], share: f64) -> Option<u64> {
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "an index")]
+    let at = (sorted.len() as f64 * share).ceil() as usize;
+    sorted.get(at.max(1) - 1).copied()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -28,6 +35,9 @@ mod tests {
         assert_eq!(median(&[]), None);
         assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
         assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), Some(2.5));
+        assert_eq!(quantile(&[1, 2, 3, 4], 0.5), Some(2));
+        assert_eq!(quantile(&[1, 2, 3, 4], 0.99), Some(4));
+        assert_eq!(quantile(&[], 0.5), None);
         assert_eq!(range(&[2.0, 1.0, 3.0]), Some((1.0, 3.0)));
     }
 }

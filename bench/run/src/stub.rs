@@ -1,11 +1,13 @@
 //! A stand-in for the sidecar's API where no sidecar runs: it says which components there are, as
-//! Backstop asks before it takes events, and either refuses what a relay publishes or counts it.
+//! Backstop asks before it takes events, and either refuses what a relay publishes or notes which
+//! orders the messages were about.
 
+use std::collections::HashSet;
 use std::convert::Infallible;
 use std::future::{Future, Ready, ready};
 use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 
 use dapr::dapr::proto::runtime::v1 as api;
@@ -21,6 +23,8 @@ use tower::Service;
 
 use load::event::PUBSUB;
 
+use crate::audit;
+
 /// The running stand-in.
 pub struct Stub {
     /// Its port.
@@ -32,7 +36,13 @@ pub struct Stub {
 #[derive(Default)]
 struct Shared {
     accepting: AtomicBool,
-    published: AtomicU64,
+    taken: Mutex<Taken>,
+}
+
+#[derive(Default)]
+struct Taken {
+    orders: HashSet<u128>,
+    again: u64,
 }
 
 impl Stub {
@@ -50,14 +60,25 @@ impl Stub {
         Ok(Self { port, shared, server })
     }
 
-    /// From now on what is published is taken and counted.
+    /// From now on what is published is taken and noted.
     pub fn accept(&self) {
         self.shared.accepting.store(true, Relaxed);
     }
 
-    /// How many messages were taken.
+    /// How many different orders' messages were taken.
     pub fn published(&self) -> u64 {
-        self.shared.published.load(Relaxed)
+        self.shared.taken().orders.len() as u64
+    }
+
+    /// How many messages came more than once.
+    pub fn published_again(&self) -> u64 {
+        self.shared.taken().again
+    }
+
+    /// Whether the message of this order was taken.
+    pub fn has(&self, order: &str) -> bool {
+        let number = u128::from_str_radix(order, 16);
+        number.is_ok_and(|number| self.shared.taken().orders.contains(&number))
     }
 }
 
@@ -132,11 +153,25 @@ impl UnaryService<api::GetMetadataRequest> for Metadata {
 }
 
 impl Shared {
-    fn take(&self, count: u64) -> Result<(), Status> {
+    fn taken(&self) -> std::sync::MutexGuard<'_, Taken> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take<'a>(&self, events: impl Iterator<Item = &'a [u8]>) -> Result<(), Status> {
         if !self.accepting.load(Relaxed) {
             return Err(Status::unavailable("there is no broker behind this stand-in"));
         }
-        self.published.fetch_add(count, Relaxed);
+        let mut taken = self.taken();
+        for event in events {
+            let order = str::from_utf8(event).ok().and_then(audit::order_of);
+            let number = order.and_then(|order| u128::from_str_radix(order, 16).ok());
+            let Some(number) = number else {
+                return Err(Status::invalid_argument("a message without its order"));
+            };
+            if !taken.orders.insert(number) {
+                taken.again += 1;
+            }
+        }
         Ok(())
     }
 }
@@ -147,8 +182,9 @@ impl UnaryService<api::PublishEventRequest> for Publish {
     type Response = ();
     type Future = Now<()>;
 
-    fn call(&mut self, _: Request<api::PublishEventRequest>) -> Self::Future {
-        ready(self.0.take(1).map(Response::new))
+    fn call(&mut self, request: Request<api::PublishEventRequest>) -> Self::Future {
+        let taken = self.0.take(std::iter::once(request.get_ref().data.as_slice()));
+        ready(taken.map(Response::new))
     }
 }
 
@@ -159,7 +195,8 @@ impl UnaryService<api::BulkPublishRequest> for BulkPublish {
     type Future = Now<Self::Response>;
 
     fn call(&mut self, request: Request<api::BulkPublishRequest>) -> Self::Future {
-        let taken = self.0.take(request.get_ref().entries.len() as u64);
+        let entries = &request.get_ref().entries;
+        let taken = self.0.take(entries.iter().map(|entry| entry.event.as_slice()));
         ready(taken.map(|()| Response::new(api::BulkPublishResponse::default())))
     }
 }

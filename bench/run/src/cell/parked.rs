@@ -27,7 +27,7 @@ pub async fn run(cell: &Cell<'_>, parked: &Parked) -> anyhow::Result<Figures> {
     let stub = Stub::start().await?;
     let mut setting = Cell::setting(&Ports { grpc: stub.port, http: stub.port })?;
     setting.park_ms = parked.park_ms;
-    cell.make_tables(&setting, 0).await?;
+    cell.make_tables().await?;
     let app = cell.start_app(&setting).await?;
     let idle = cpu::resident_peak_kib(app.process.id()).context("no memory figure")?;
     let began = Instant::now();

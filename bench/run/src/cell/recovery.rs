@@ -9,12 +9,13 @@ use rustix::process::Signal;
 use load::event::{Stream, TOPIC};
 
 use super::Cell;
-use crate::audit::{Expected, Watch};
+use crate::audit::Expected;
 use crate::cpu::{self, Part};
 use crate::daprd::{APP_ID, Ports};
 use crate::generator::Generator;
 use crate::record::Figures;
 use crate::stub::Stub;
+use crate::watch::Watch;
 
 const LIMIT: Duration = Duration::from_secs(180);
 const LOOK_EVERY: Duration = Duration::from_millis(50);
