@@ -68,7 +68,8 @@ impl World {
                 match answer {
                     Answer::Accept => {
                         let mut accepted = accepted.lock().unwrap();
-                        for message in messages {
+                        // In no order, as the sidecar does.
+                        for message in messages.into_iter().rev() {
                             accepted.entry(message.topic).or_default().push(message.message_id);
                         }
                         Ok(())
