@@ -16,9 +16,9 @@ use dapr::dapr::proto::runtime::v1::app_callback_server::AppCallbackServer;
 use futures::FutureExt as _;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
-use tokio_stream::wrappers::TcpListenerStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use tonic::transport::server::TcpIncoming;
 
 use crate::clock::Clock;
 use crate::config::Config;
@@ -275,7 +275,8 @@ impl Running {
                 .add_service(alpha)
                 .add_service(health)
                 .serve_with_incoming_shutdown(
-                    TcpListenerStream::new(listener),
+                    // Without it the last answers of a burst wait for an acknowledgement.
+                    TcpIncoming::from(listener).with_nodelay(Some(true)),
                     stop_taking.cancelled_owned(),
                 )
                 .await
