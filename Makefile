@@ -49,7 +49,7 @@ bench-smoke: bench-build ## every cell of the benchmark once and short, about te
 	@DAPRD="$$(deploy/local/find-daprd.sh)" && export DAPRD && \
 	exec cargo run --manifest-path bench/Cargo.toml --release --locked --quiet --bin run -- --smoke $(ARGS)
 
-bench-gate: need-cargo ## fail when an event costs more CPU than it may; about six minutes, most of it compiling
+bench-gate: need-cargo ## fail when an event costs more CPU than it may; most of the time is compiling
 	@deploy/local/install.sh gcc postgresql
 	@bench/build.sh gate
 	@cd bench && exec cargo run --profile gate --locked --quiet --bin run -- --gate

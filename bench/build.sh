@@ -2,7 +2,7 @@
 # Builds everything that is measured, and what measures it:
 #
 #   bench/build.sh         everything, for measuring
-#   bench/build.sh gate    what the gate of CI needs, quickly
+#   bench/build.sh gate    what the gate needs, quickly
 #
 # Our programs go to bench/target/release (or under CARGO_TARGET_DIR), the peers' to bench/peers/bin;
 # the gate's to target/gate and peers/bin/gate. A peer that cannot be built is told and left out: its
