@@ -156,11 +156,13 @@ pub(super) struct Connector {
     isolates: bool,
 }
 
-/// For connections that look up many keys at a time: a statement is planned when its tables are
-/// small, and is still used when they are not.
-const BY_INDEX: &str = "-c enable_seqscan=off";
+/// For connections that look up many keys at a time: a statement is planned once, when its tables
+/// are small, and is still used when they are not. Left to itself the server plans a group's
+/// statement anew each time the group is small, which costs more than running it.
+const BY_INDEX: &str = "-c enable_seqscan=off -c plan_cache_mode=force_generic_plan";
 /// The same, where no handler's statement runs.
-const BY_INDEX_ALONE: &str = "-c enable_seqscan=off -c enable_hashjoin=off -c enable_mergejoin=off";
+const BY_INDEX_ALONE: &str = "-c enable_seqscan=off -c plan_cache_mode=force_generic_plan \
+    -c enable_hashjoin=off -c enable_mergejoin=off";
 
 impl Connector {
     /// One for the writer, whose thread carries the traffic itself.
